@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// config.hpp - version, check levels, assertions.
+//
+// Model    XMM_CHECKS is 0 (off), 1 (fast: assertions and lock ranks) or 2 (full: also invariants at
+//          the exits of public functions). It changes no layout, so units may differ.
+// Failure  A failed assertion prints the reason and the place, then aborts.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+#define XMM_VERSION_MAJOR 0
+#define XMM_VERSION_MINOR 1
+#define XMM_VERSION_PATCH 0
+
+#ifndef XMM_CHECKS
+#ifdef NDEBUG
+#define XMM_CHECKS 0
+#else
+#define XMM_CHECKS 1
+#endif
+#endif
+
+// Host functions that kernels may call too; empty unless a device compiler reads the header.
+#if defined(__CUDACC__) || defined(__HIPCC__)
+#define XMM_HOST_DEVICE __host__ __device__
+#else
+#define XMM_HOST_DEVICE
+#endif
+
+namespace xmm {
+
+inline constexpr int check_level = XMM_CHECKS;
+inline constexpr bool checks_fast = check_level >= 1;
+inline constexpr bool checks_full = check_level >= 2;
+
+namespace detail {
+
+[[noreturn]] inline void assertion_failed(const char* reason, const char* file, int line) noexcept {
+    std::fprintf(stderr, "xmm: %s (%s:%d)\n", reason, file, line);
+    std::abort();
+}
+
+}  // namespace detail
+}  // namespace xmm
+
+// A macro, since only a macro knows the caller's line.
+#define XMM_ASSERT(condition, reason)                                      \
+    do {                                                                   \
+        if constexpr (::xmm::checks_fast) {                                \
+            if (!(condition)) {                                            \
+                ::xmm::detail::assertion_failed(reason, __FILE__, __LINE__); \
+            }                                                              \
+        }                                                                  \
+    } while (false)

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// lock.hpp - lock ranks, ranked_mutex, with(lock, fn).
+//
+// Model    Every lock has a rank; a thread acquires downwards only (outermost first). Two locks of one
+//          rank: lower address first. try_lock may go against the order, since it cannot wait.
+// Failure  With checks on, a wrong order prints both ranks and aborts.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+
+#include <xmm/core/config.hpp>
+
+namespace xmm {
+
+enum class lock_rank : std::uint8_t {
+    // guards: the blocks of one extent heap
+    // may: reserve addresses, take frames          may not: call user code
+    extent_heap,
+    // guards: attach and detach of nodes, the list of regions of one space
+    // may: reserve addresses, create records       may not: wait for a transfer
+    address_space,
+    // guards: hints of one region
+    // may: look at pages                           may not: wait, allocate frames
+    region,
+    // guards: launches against flips: a launch marks its pages, a flip checks that none is marked
+    // may: enter and clear mappings                may not: copy, wait for a transfer
+    gate,
+    // guards: growth of the radix tree
+    // may: map a table                             may not: take any page lock
+    tree,
+    // guards: one granule's record: residency, frames, mappings, hints
+    // may: enter and clear mappings, touch lists   may not: wait for a transfer, reclaim
+    page,
+    // guards: the active list of one node
+    // may: relink                                  may not: anything else (a victim's page is try-locked)
+    page_list,
+    // guards: the free frames of one node
+    // may: create and drop a frame                 may not: reclaim
+    frame_pool,
+    // guards: a backend's queue, page table or frame table
+    // may: call the driver                         may not: call back into xmm
+    backend_queue,
+    // guards: one node's budget
+    // may: compute                                 may not: wait
+    ledger,
+    // guards: a counter, a slab's free list: whatever calls nothing
+    leaf,
+};
+
+[[nodiscard]] constexpr const char* name_of(lock_rank rank) noexcept {
+    constexpr const char* names[] = {"extent_heap", "address_space", "region",     "gate",
+                                     "tree",        "page",          "page_list",  "frame_pool",
+                                     "backend_queue", "ledger",      "leaf"};
+    return names[static_cast<unsigned>(rank)];
+}
+
+namespace detail {
+
+// The ranked locks that this thread holds, in the order of acquisition.
+struct held_locks {
+    static constexpr unsigned capacity = 64;
+    struct entry {
+        const void* lock;
+        lock_rank rank;
+    };
+    entry entries[capacity];
+    unsigned count = 0;
+
+    void check(const void* lock, lock_rank rank) const noexcept {
+        for (unsigned i = 0; i < count; ++i) {
+            const bool is_below = entries[i].rank < rank ||
+                                  (entries[i].rank == rank && entries[i].lock < lock);
+            if (!is_below) {
+                std::fprintf(stderr, "xmm: lock order: %s acquired while %s is held\n", name_of(rank),
+                             name_of(entries[i].rank));
+                std::abort();
+            }
+        }
+    }
+    void push(const void* lock, lock_rank rank) noexcept {
+        if (count < capacity) {
+            entries[count] = {lock, rank};
+        }
+        ++count;
+    }
+    void pop(const void* lock) noexcept {
+        for (unsigned i = count < capacity ? count : capacity; i-- > 0;) {
+            if (entries[i].lock == lock) {
+                for (unsigned j = i + 1; j < count && j < capacity; ++j) {
+                    entries[j - 1] = entries[j];
+                }
+                break;
+            }
+        }
+        --count;
+    }
+};
+
+inline held_locks& locks_of_this_thread() noexcept {
+    thread_local held_locks held;
+    return held;
+}
+
+}  // namespace detail
+
+// A mutex that knows its place in the order. Lockable, so std's guards work on it.
+template <lock_rank Rank>
+class ranked_mutex {
+public:
+    static constexpr lock_rank rank = Rank;
+
+    void lock() noexcept {
+        if constexpr (checks_fast) {
+            detail::locks_of_this_thread().check(this, Rank);
+        }
+        mutex_.lock();
+        note_acquired();
+    }
+    [[nodiscard]] bool try_lock() noexcept {
+        if (!mutex_.try_lock()) {
+            return false;
+        }
+        note_acquired();
+        return true;
+    }
+    void unlock() noexcept {
+        if constexpr (checks_fast) {
+            detail::locks_of_this_thread().pop(this);
+        }
+        mutex_.unlock();
+    }
+
+private:
+    void note_acquired() noexcept {
+        if constexpr (checks_fast) {
+            detail::locks_of_this_thread().push(this, Rank);
+        }
+    }
+
+    std::mutex mutex_;
+};
+
+// Runs fn with the lock held and returns what it returns.
+template <class Lock, class Fn>
+decltype(auto) with(Lock& lock, Fn&& fn) {
+    std::lock_guard guard{lock};
+    return static_cast<Fn&&>(fn)();
+}
+
+}  // namespace xmm
