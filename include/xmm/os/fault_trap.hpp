@@ -15,16 +15,14 @@
 //          thread that blocks SIGSEGV is killed by the kernel. In both ways: a handler installed later
 //          must chain, or be followed by rearm(); an earlier handler without SA_ONSTACK runs on the
 //          alternate stack if the thread has one; a child of fork gets a message, not the memory.
-// See      userfaultfd.hpp has the kernel's side of the second way.
+// See      signal_chain.hpp, userfaultfd.hpp: the two ways.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
-#include <cstring>
-#include <mutex>
+#include <cstdlib>
 #include <string_view>
 
 #include <pthread.h>
@@ -37,9 +35,11 @@
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
 #include <xmm/os/conf.hpp>
+#include <xmm/os/crash_message.hpp>
 #include <xmm/os/futex.hpp>
 #include <xmm/os/host_memory.hpp>
 #include <xmm/os/registry.hpp>
+#include <xmm/os/signal_chain.hpp>
 #include <xmm/os/userfaultfd.hpp>
 
 namespace xmm {
@@ -81,8 +81,8 @@ public:
     // may itself chain to the trap. Nothing happens if the trap is in front already.
     status rearm() noexcept;
 
-    // Replaces whatever is mapped in the range, which is whole OS pages, by a hole. Allocates nothing.
-    // On failure the range is as before or a hole.
+    // Replaces whatever is mapped in the range, which is whole OS pages, by a hole. Allocates
+    // nothing once a sink was added. On failure the range is as before or a hole.
     status make_hole(va_range range) noexcept;
 
     // Whether holes work by userfaultfd: system calls on them work, and no signal is needed.
@@ -97,10 +97,10 @@ private:
     static constexpr unsigned sink_count = 64;
     static constexpr unsigned request_count = 128;
     static constexpr unsigned thread_count = 65;  // 64 service threads and the reader of userfaultfd
-    static constexpr unsigned earlier_count = 16;
 
     enum sink_state : std::uint32_t { no_sink, live, leaving };
     enum request_state : std::uint32_t { idle, claimed, posted, running, answered };
+    enum class answer : std::uint8_t { retry, not_ours, failed };
 
     // (S) constant while state is live  (A) atomic
     struct sink_slot {
@@ -120,30 +120,15 @@ private:
         const char* why = "";                    // (R)
     };
 
-    // Handlers that were in front of us, the first installed first; those for one signal.
-    struct earlier_handlers {
-        std::array<struct sigaction, earlier_count> actions{};  // (C) once counted
-        std::atomic<unsigned> count{0};                         // (A)
-        std::array<std::atomic<bool>, earlier_count> is_spent{};  // (A) SA_RESETHAND, and used
-    };
-
     struct service_id {
         std::atomic<::pthread_t> thread{};  // (A)
         std::atomic<::pid_t> tid{0};        // (A) 0: unused
     };
 
-    // The handler's way of saying "chained from here" to itself: the tail of siginfo_t, which the kernel
-    // hands over zeroed and which a handler that chains passes on.
-    struct chain_mark {
-        static constexpr std::uint64_t magic = 0x6b72616d'6d6d7821;
-        std::uint64_t is_mark;
-        std::uint64_t depth;
-    };
-
     [[nodiscard]] status start() noexcept;
     [[nodiscard]] status start_locked() noexcept;
     [[nodiscard]] status start_thread_locked(void* (*body)(void*)) noexcept;
-    [[nodiscard]] status take_front_locked(int signal) noexcept;
+    [[nodiscard]] status take_front_locked() noexcept;
 
     [[nodiscard]] sink_slot* find_owner(address at) noexcept;
     static void release(sink_slot& held) noexcept;
@@ -155,18 +140,17 @@ private:
     void give_back(request& mine) noexcept;
     [[nodiscard]] request* take_posted() noexcept;
     void serve(request& taken) noexcept;
-    [[nodiscard]] bool serve_from_handler(address at, access wanted) noexcept;
+    [[nodiscard]] answer serve_from_handler(address at, access wanted) noexcept;
     void enlist_service_thread() noexcept;
     void serve_forever() noexcept;
     void read_events_forever() noexcept;
 
     static void on_signal(int signal, siginfo_t* info, void* context) noexcept;
-    void handle_signal(int signal, siginfo_t* info, void* context) noexcept;
-    void chain(int signal, siginfo_t* info, void* context) noexcept;
-    static void die_of(int signal, siginfo_t* info) noexcept;
+    void handle_signal(int signal, siginfo_t& info, void* context) noexcept;
+    [[nodiscard]] bool is_missing_page(int signal, const siginfo_t& info) const noexcept;
 
-    [[nodiscard]] earlier_handlers& earlier(int signal) noexcept {
-        return signal == SIGSEGV ? earlier_segv_ : earlier_bus_;
+    [[nodiscard]] detail::signal_chain& chain_of(int signal) noexcept {
+        return signal == SIGSEGV ? segv_chain_ : bus_chain_;
     }
 
     // The trap as its handler finds it: set by the constructor, in the shared object that stays loaded
@@ -174,15 +158,15 @@ private:
     static inline std::atomic<fault_trap*> of_handler_{nullptr};
 
     // (C) constant once built  (L) lock_  (A) atomic
-    void (*const handler_)(int, siginfo_t*, void*) noexcept = nullptr;  // (C)
+    const detail::signal_chain::handler handler_ = nullptr;  // (C)
     void* (*const serve_body_)(void*) = nullptr;                        // (C)
     void* (*const read_body_)(void*) = nullptr;                         // (C)
     std::atomic<bool> is_started_{false};                               // (A)
     ranked_mutex<lock_rank::leaf> lock_;      // starting, arming, adding; never taken by a handler
     detail::userfaultfd events_;              // (C) once started
     unsigned service_threads_ = 0;            // (C) once started
-    earlier_handlers earlier_segv_;           // per field
-    earlier_handlers earlier_bus_;
+    detail::signal_chain segv_chain_;         // taking the front: (L)
+    detail::signal_chain bus_chain_;          // the same
     sink_slot sinks_[sink_count];             // per field
     request requests_[request_count];         // per field
     service_id services_[thread_count];       // per field
@@ -193,38 +177,6 @@ private:
 
 namespace detail {
 
-// A message put together without malloc or stdio, written by one system call.
-class crash_message {
-public:
-    crash_message& add(std::string_view text) noexcept {
-        for (const char c : text) {
-            if (length_ < sizeof text_) {
-                text_[length_++] = c;
-            }
-        }
-        return *this;
-    }
-    crash_message& add(address at) noexcept {
-        add("0x");
-        int shift = 60;
-        while (shift > 0 && (at >> shift) == 0) {
-            shift -= 4;
-        }
-        for (; shift >= 0; shift -= 4) {
-            add({&"0123456789abcdef"[(at >> shift) & 15], 1});
-        }
-        return *this;
-    }
-    void write() noexcept {
-        add("\n");
-        [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, text_, length_);
-    }
-
-private:
-    char text_[512];
-    std::size_t length_ = 0;
-};
-
 [[nodiscard]] constexpr std::string_view name_of(cpu_fault_outcome outcome) noexcept {
     switch (outcome) {
         case cpu_fault_outcome::resolved: return "resolved";
@@ -233,52 +185,6 @@ private:
         case cpu_fault_outcome::refused: return "refused";
     }
     return "?";
-}
-
-// What the access that raised the signal wanted; a write where the processor does not tell.
-[[nodiscard]] inline access wanted_by(const ucontext_t& context) noexcept {
-#if defined(__x86_64__)
-    constexpr greg_t write_bit = 2;
-    return (context.uc_mcontext.gregs[REG_ERR] & write_bit) != 0 ? access::write : access::read;
-#elif defined(__aarch64__)
-    // Records {magic, bytes} follow each other; the one with this magic holds the syndrome register.
-    constexpr std::uint32_t esr_magic = 0x45535201;
-    const auto* at = reinterpret_cast<const unsigned char*>(context.uc_mcontext.__reserved);
-    const auto* const end = at + sizeof context.uc_mcontext.__reserved;
-    while (end - at >= 16) {
-        std::uint32_t head[2];
-        std::memcpy(head, at, sizeof head);
-        if (head[0] == esr_magic) {
-            std::uint64_t esr = 0;
-            std::memcpy(&esr, at + 8, sizeof esr);
-            const bool is_data_abort = (esr >> 26 & 0x3f) == 0x24 || (esr >> 26 & 0x3f) == 0x25;
-            const bool is_write = is_data_abort && (esr >> 6 & 1) != 0;
-            return is_write ? access::write : access::read;
-        }
-        if (head[0] == 0 || head[1] < 8) {
-            break;
-        }
-        at += head[1];
-    }
-    return access::write;
-#endif
-}
-
-// Faults that a mapping can cure. Signals sent by kill() carry no address; protection keys, hardware
-// errors and the like are other people's.
-[[nodiscard]] inline bool is_missing_page(int signal, int code) noexcept {
-    return signal == SIGSEGV ? code == SEGV_MAPERR || code == SEGV_ACCERR
-                             : code == BUS_ADRERR || code == BUS_MCEERR_AR;
-}
-
-// All signals but those that a thread raises by what it executes.
-[[nodiscard]] inline sigset_t asynchronous_signals() noexcept {
-    sigset_t set;
-    ::sigfillset(&set);
-    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) {
-        ::sigdelset(&set, own);
-    }
-    return set;
 }
 
 }  // namespace detail
@@ -408,11 +314,11 @@ inline void fault_trap::serve(request& taken) noexcept {
     give_back(taken);
 }
 
-// On the thread that faulted, in its signal handler. Whether to retry the access.
-inline bool fault_trap::serve_from_handler(address at, access wanted) noexcept {
+// On the thread that faulted, in its signal handler.
+inline fault_trap::answer fault_trap::serve_from_handler(address at, access wanted) noexcept {
     sink_slot* owner = find_owner(at);
     if (owner == nullptr) {
-        return false;
+        return answer::not_ours;
     }
     detail::crash_message message;
     message.add(wanted == access::write ? "xmm: write to " : "xmm: read of ").add(at);
@@ -423,7 +329,7 @@ inline bool fault_trap::serve_from_handler(address at, access wanted) noexcept {
     if (registry::is_forked_child()) {
         release(*owner);
         message.add(": unified memory of the parent process; a child of fork cannot use it").write();
-        return false;
+        return answer::failed;
     }
     request& mine = claim();
     mine.at = at;
@@ -439,14 +345,14 @@ inline bool fault_trap::serve_from_handler(address at, access wanted) noexcept {
     give_back(mine);
     release(*owner);
     if (outcome == cpu_fault_outcome::resolved) {
-        return true;
+        return answer::retry;
     }
     message.add(": ").add(detail::name_of(outcome));
     if (why != nullptr && why[0] != '\0') {
         message.add(": ").add(std::string_view{why});
     }
     message.write();
-    return false;
+    return answer::failed;
 }
 
 // --- threads ---
@@ -543,10 +449,8 @@ inline status fault_trap::start_locked() noexcept {
             return made;
         }
     }
-    for (const int signal : {SIGSEGV, SIGBUS}) {
-        if (const status armed = take_front_locked(signal); !armed) {
-            return armed;
-        }
+    if (const status armed = take_front_locked(); !armed) {
+        return armed;
     }
     if (settings.flag("userfaultfd", true) && events_.open() && !start_thread_locked(read_body_)) {
         events_.close();
@@ -592,119 +496,47 @@ inline status fault_trap::rearm() noexcept {
     if (const status started = start(); !started) {
         return started;
     }
-    return with(lock_, [&] {
-        const status segv = take_front_locked(SIGSEGV);
-        return segv ? take_front_locked(SIGBUS) : segv;
-    });
+    return with(lock_, [&] { return take_front_locked(); });
 }
 
-// Reads who is in front and notes it before taking its place: the handler may run at once.
-inline status fault_trap::take_front_locked(int signal) noexcept {
-    struct sigaction front {};
-    ::sigaction(signal, nullptr, &front);
-    if ((front.sa_flags & SA_SIGINFO) != 0 && front.sa_sigaction == handler_) {
-        return {};
-    }
-    earlier_handlers& chain = earlier(signal);
-    const unsigned count = chain.count.load(std::memory_order_relaxed);
-    unsigned at = 0;
-    while (at < count && chain.actions[at].sa_sigaction != front.sa_sigaction) {
-        ++at;  // one that was noted before and came back would be called twice
-    }
-    if (at == count) {
-        if (count == earlier_count) {
-            return fail(errc::no_memory, "too many signal handlers were installed in front");
-        }
-        chain.actions[count] = front;
-        // release: pairs with the acquire in chain().
-        chain.count.store(count + 1, std::memory_order_release);
-    }
-    struct sigaction mine {};
-    mine.sa_sigaction = handler_;
-    mine.sa_mask = detail::asynchronous_signals();
-    // NODEFER: a handler that we chain to may touch unified memory.
-    mine.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    if (::sigaction(signal, &mine, nullptr) != 0) {
-        return fail(errc::unsupported, "the kernel refuses a signal handler", errno);
-    }
-    return {};
+inline status fault_trap::take_front_locked() noexcept {
+    const status segv = segv_chain_.take_front(SIGSEGV, handler_);
+    return segv ? bus_chain_.take_front(SIGBUS, handler_) : segv;
 }
 
 inline void fault_trap::on_signal(int signal, siginfo_t* info, void* context) noexcept {
     const int errno_before = errno;
-    of_handler_.load(std::memory_order_acquire)->handle_signal(signal, info, context);
+    of_handler_.load(std::memory_order_acquire)->handle_signal(signal, *info, context);
     errno = errno_before;
 }
 
-inline void fault_trap::handle_signal(int signal, siginfo_t* info, void* context) noexcept {
-    if (detail::is_missing_page(signal, info->si_code) &&
-        serve_from_handler(to_address(info->si_addr), detail::wanted_by(*static_cast<ucontext_t*>(context)))) {
+inline void fault_trap::handle_signal(int signal, siginfo_t& info, void* context) noexcept {
+    const auto wanted = detail::wanted_by(*static_cast<const ucontext_t*>(context));
+    // Called by a handler that we chained to: it has been asked for already.
+    const answer got = is_missing_page(signal, info) && !detail::signal_chain::is_called_again(info)
+                           ? serve_from_handler(to_address(info.si_addr), wanted)
+                           : answer::not_ours;
+    if (got == answer::retry) {
         return;
     }
-    chain(signal, info, context);
+    // SIGBUS is our own doing here, by poison: to the program it is the SIGSEGV of any missing page.
+    const bool is_poison = got == answer::failed && signal == SIGBUS && info.si_code == BUS_MCEERR_AR;
+    if (is_poison) {
+        info.si_signo = SIGSEGV;
+        info.si_code = SEGV_ACCERR;
+    }
+    chain_of(info.si_signo).call_earlier(info.si_signo, info, context, !is_poison);
 }
 
-// Calls the handler that was there before, as the kernel would have: its mask, its arguments. If that
-// one calls us in turn, the mark in siginfo says so, and the one before it is next.
-inline void fault_trap::chain(int signal, siginfo_t* info, void* context) noexcept {
-    earlier_handlers& handlers = earlier(signal);
-    auto* tail = reinterpret_cast<unsigned char*>(info) + sizeof(siginfo_t) - sizeof(chain_mark);
-    chain_mark before;
-    std::memcpy(&before, tail, sizeof before);
-    const unsigned next = before.is_mark == chain_mark::magic
-                              ? static_cast<unsigned>(before.depth)
-                              : handlers.count.load(std::memory_order_acquire);
-    if (next == 0) {
-        die_of(signal, info);
-        return;
-    }
-    const struct sigaction& action = handlers.actions[next - 1];
-    const bool is_once = (action.sa_flags & static_cast<int>(SA_RESETHAND)) != 0;
-    // relaxed: the flag only says who was first.
-    const bool is_spent = is_once && handlers.is_spent[next - 1].exchange(true, std::memory_order_relaxed);
-    if (action.sa_handler == SIG_IGN && info->si_code <= 0) {
-        return;  // sent by a process, and ignored; the kernel lets no fault be ignored
-    }
-    if (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN || is_spent) {
-        die_of(signal, info);
-        return;
-    }
-    sigset_t mask = static_cast<ucontext_t*>(context)->uc_sigmask;
-    for (int other = 1; other < NSIG; ++other) {
-        if (::sigismember(&action.sa_mask, other) == 1) {
-            ::sigaddset(&mask, other);
-        }
-    }
-    if ((action.sa_flags & SA_NODEFER) == 0) {
-        ::sigaddset(&mask, signal);
-    }
-    sigset_t mask_before;
-    ::pthread_sigmask(SIG_SETMASK, &mask, &mask_before);
-    const chain_mark mark{chain_mark::magic, next - 1};
-    std::memcpy(tail, &mark, sizeof mark);
-    if ((action.sa_flags & SA_SIGINFO) != 0) {
-        action.sa_sigaction(signal, info, context);
-    } else {
-        action.sa_handler(signal);
-    }
-    std::memcpy(tail, &before, sizeof before);
-    ::pthread_sigmask(SIG_SETMASK, &mask_before, nullptr);
-}
-
-// A fault repeats when we return, with the default action this time, so the core dump shows the access
-// itself. A signal that was sent, or that only stands for a fault, has to be sent again.
-inline void fault_trap::die_of(int signal, siginfo_t* info) noexcept {
-    struct sigaction action {};
-    action.sa_handler = SIG_DFL;
-    const bool is_poison = signal == SIGBUS && info->si_code == BUS_MCEERR_AR;
-    const int last = is_poison ? SIGSEGV : signal;
-    ::sigaction(last, &action, nullptr);
-    if (is_poison || info->si_code <= 0) {
-        sigset_t mask;
-        ::sigemptyset(&mask);
-        ::sigaddset(&mask, last);
-        ::pthread_sigmask(SIG_UNBLOCK, &mask, nullptr);
-        ::syscall(SYS_tgkill, ::getpid(), ::syscall(SYS_gettid), last);
+// Faults that a mapping can cure. Signals sent by kill() carry no address; protection keys, hardware
+// errors and the like are other people's.
+inline bool fault_trap::is_missing_page(int signal, const siginfo_t& info) const noexcept {
+    switch (info.si_code) {
+        case SEGV_MAPERR:  // the number is BUS_ADRALN too
+        case SEGV_ACCERR:  // the number is BUS_ADRERR too
+            return signal == SIGSEGV || info.si_code == BUS_ADRERR;
+        case BUS_MCEERR_AR: return signal == SIGBUS && events_.is_open();
+        default: return false;
     }
 }
 
