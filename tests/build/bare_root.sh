@@ -9,6 +9,8 @@
 #   SUITE       which release (default: this system's)
 #   MIRROR      where from (default: where this system's apt gets that release, or its first source)
 #   COMPONENTS  default main; Ubuntu needs main,universe
+#   SCRIPT      how debootstrap makes that release, where it has no script of that name (Ubuntu: gutsy)
+#   KEYRING     the keys that the mirror is signed with, where they are not this system's
 # No part of `./dev test`: it takes minutes, root, and a mirror.
 set -euo pipefail
 
@@ -23,7 +25,8 @@ mirror=${MIRROR:-$(awk -v suite="$suite" '$1 == suite { print $2; exit }' <<<"$s
 mirror=${mirror:-$(awk 'NR == 1 { print $2 }' <<<"$sources")}
 
 if [[ ! -x $root/usr/bin/apt-get ]]; then
-    debootstrap --variant=minbase "--components=${COMPONENTS:-main}" "$suite" "$root" "$mirror"
+    debootstrap --variant=minbase "--components=${COMPONENTS:-main}" ${KEYRING:+"--keyring=$KEYRING"} \
+        "$suite" "$root" "$mirror" ${SCRIPT:+"$SCRIPT"}
 fi
 cp /etc/resolv.conf "$root/etc/resolv.conf"
 cp /etc/hosts "$root/etc/hosts"
