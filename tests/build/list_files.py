@@ -3,8 +3,8 @@
 """Lists files or folders of the tree for meson, one a line, in a stable order.
 
 list_files.py sources FOLDER   the .cpp files in FOLDER, relative to it
+list_files.py scripts FOLDER   the .py files in FOLDER, relative to it
 list_files.py folders FOLDER   the folders in FOLDER, relative to it
-list_files.py headers FOLDER   the .hpp files in and below FOLDER, relative to it
 
 A folder that is not there lists as empty.
 """
@@ -18,12 +18,10 @@ def names(kind, folder):
     base = ROOT / folder
     if not base.is_dir():
         return []
-    if kind == "sources":
-        found = [p for p in base.glob("*.cpp") if p.is_file()]
+    if kind in ("sources", "scripts"):
+        found = [p for p in base.glob("*.cpp" if kind == "sources" else "*.py") if p.is_file()]
     elif kind == "folders":
         found = [p for p in base.iterdir() if p.is_dir() and not p.name.startswith((".", "_"))]
-    elif kind == "headers":
-        found = [p for p in base.rglob("*.hpp") if p.is_file()]
     else:
         sys.exit(f"list_files.py: no kind {kind!r}")
     return sorted(p.relative_to(base).as_posix() for p in found)

@@ -56,19 +56,21 @@ def main(folder):
     total = [0, 0, 0]
     for record in log.read_text(errors="replace").splitlines():
         test = json.loads(record)
+        name = test["name"].split(" / ")[-1]  # without project and suite
         numbers = tally(test)
         total = [a + b for a, b in zip(total, numbers)]
         output = (test.get("stdout") or "") + (test.get("stderr") or "")
         if numbers[1]:
             lines = output.splitlines()
-            print(f"\n==== FAILED: {test['name']} ({how_it_ended(test)}) ====")
+            print(f"\n==== FAILED: {name} ({how_it_ended(test)}) ====")
             print("command: " + " ".join(test["command"]))
             if len(lines) > SHOWN_LINES:
                 print(f"(the last {SHOWN_LINES} of {len(lines)} lines; all of them: {log})")
-            print("\n".join(lines[-SHOWN_LINES:]))
+            # Marked, so that no line of counts in it passes for the closing one.
+            print("\n".join("| " + line for line in lines[-SHOWN_LINES:]))
         if numbers[2]:
             for reason in reasons_of_skips(output) or ["no reason given"]:
-                print(f"{test['name']}: {reason}")
+                print(f"{name}: {reason}")
     print(f"\n{total[0]} passed, {total[1]} failed, {total[2]} skipped")
     return 1 if total[1] or not any(total) else 0
 
