@@ -22,6 +22,8 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTIL
 def target_of(root, header, quote, name):
     """The file of the tree that an #include means, or None where it is somebody else's."""
     candidates = [root / "include" / name]
+    if name.startswith("xmm/"):
+        candidates.append(root / "backends" / name[len("xmm/"):])  # as it is called where it is installed
     if quote == '"':
         candidates.insert(0, header.parent / name)
     for candidate in candidates:
@@ -81,11 +83,12 @@ def self_test():
         "include/xmm/mapping/page.hpp": '#include "use.hpp"\n// #include <xmm/facade.hpp> is only said\n',
         "include/xmm/mapping/use.hpp": "",
         "include/xmm/mapping/bad_backend.hpp": '#include "../../../backends/soft/soft.hpp"\n',
+        "include/xmm/mapping/bad_installed.hpp": "#include <xmm/soft/link.hpp>\n",
         "include/xmm/mapping/bad_facade.hpp": "#include <xmm/space.hpp>\n",
         "include/xmm/mapping/bad_missing.hpp": "#include <xmm/mapping/no_such.hpp>\n",
         "include/xmm/cellar/bad_floor.hpp": "",
         "include/xmm/space.hpp": "#include <xmm/mapping/page.hpp>\n",
-        "include/xmm/soft.hpp": '#include "../../backends/soft/soft.hpp"\n',
+        "include/xmm/soft.hpp": '#include "../../backends/soft/soft.hpp"\n#include <xmm/soft/link.hpp>\n',
         "backends/soft/soft.hpp": '#include <xmm/os/trap.hpp>\n#include "link.hpp"\n',
         "backends/soft/link.hpp": "",
         "backends/soft/bad_high.hpp": "#include <xmm/mapping/page.hpp>\n",
