@@ -11,6 +11,8 @@ import tempfile
 
 import tree
 
+SHOWN_LINES = 12  # one mistake low in the tree is reported by all headers above it
+
 
 def complaint(compiler, header, include=tree.INCLUDE):
     """What the compiler says about a unit that holds this header only; empty if nothing."""
@@ -51,7 +53,8 @@ def main(compiler):
                 continue
             for header, said in zip(found, pool.map(lambda h, c=one: complaint(c, h), found)):
                 if said:
-                    print(f"{header.relative_to(tree.ROOT)} does not compile alone with {one}:\n{said}")
+                    first = "\n".join(said.splitlines()[:SHOWN_LINES])
+                    print(f"{header.relative_to(tree.ROOT)} does not compile alone with {one}:\n{first}")
                     failed += 1
                 else:
                     passed += 1

@@ -64,7 +64,7 @@ def by_pkg_config(work, prefix, compiler):
     if version != version_of_headers():
         sys.exit(f"xmm.pc says version {version}, config.hpp {version_of_headers()}")
     flags = tree.must(["pkg-config", "--cflags", "--libs", "xmm"], env=environment).split()
-    tree.must([compiler, *tree.WARNINGS, *(["-DEXPECT_SOFT"] if has_soft() else []), "consumer.cpp",
+    tree.must([compiler, "-std=c++20", *(["-DEXPECT_SOFT"] if has_soft() else []), "consumer.cpp",
                *flags, "-o", "consumer"], cwd=work)
     check_output(tree.must([work / "consumer"]))
 
