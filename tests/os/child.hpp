@@ -36,7 +36,7 @@ struct child_case {
 struct child_end {
     int exit_code = -1;  // -1: died by a signal
     int signal = 0;
-    std::string errors;  // what it wrote to stderr
+    std::string errors;  // what it wrote, to stdout too
 
     [[nodiscard]] bool says(const char* text) const { return errors.find(text) != std::string::npos; }
 };
@@ -71,6 +71,7 @@ inline child_end run_child(const char* name, std::vector<std::string> environmen
     }
     posix_spawn_file_actions_t actions;
     ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
     ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
     ::posix_spawn_file_actions_addclose(&actions, ends[0]);
     ::posix_spawn_file_actions_addclose(&actions, ends[1]);
