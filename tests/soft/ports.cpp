@@ -22,7 +22,7 @@ TEST_CASE("no write lands in the old frame after clear has returned") {
     };
     REQUIRE(r.driver.on_device_fault(sink_of(answer)));
     r.enter(rig::near, range.begin, frames[0]);
-    const device_view<std::uint64_t> view{&at<std::uint64_t>(range.begin), page_bytes / 8};
+    const device_view<std::uint64_t> view{pointer<std::uint64_t>(range.begin), page_bytes / 8};
     auto point = r.stream().parallel_for(2, [&stop, view](std::size_t unit) {
         for (std::uint64_t i = 1; !stop.load(std::memory_order_relaxed); ++i) {
             view[unit] = i;
@@ -74,7 +74,7 @@ TEST_CASE("a downgrade reaches a port that has the page cached; an upgrade needs
     const va_range range = r.reserve(page_bytes);
     const frame one = r.create(rig::near);
     const soft::stream stream = r.stream();
-    const device_view<int> view{&at<int>(range.begin), 4};
+    const device_view<int> view{pointer<int>(range.begin), 4};
     const auto store = [&](int value) {
         auto point = stream.run([=] { view.store(0, value); });
         REQUIRE(point);
@@ -108,7 +108,7 @@ TEST_CASE("pages that share a place in the TLB stay apart") {
     const frame other = r.create(rig::near);
     r.enter(rig::near, range.begin, one);
     r.enter(rig::near, range.begin + 64 * page_bytes, other);
-    const device_view<int> view{&at<int>(range.begin), range.bytes / sizeof(int)};
+    const device_view<int> view{pointer<int>(range.begin), range.bytes / sizeof(int)};
     auto point = r.stream().run([=] {
         for (int i = 0; i < 10; ++i) {
             view[0] += 1;
@@ -143,8 +143,8 @@ TEST_CASE("what a kernel reaches over the link is counted and paced") {
     const va_range range = r.reserve(2 * page_bytes);
     r.enter(rig::near, range.begin, r.create(rig::host));
     r.enter(rig::near, range.begin + page_bytes, r.create(rig::near));
-    const device_view<const char> remote{&at<char>(range.begin), page_bytes};
-    const device_view<char> local{&at<char>(range.begin + page_bytes), page_bytes};
+    const device_view<const char> remote{pointer<char>(range.begin), page_bytes};
+    const device_view<char> local{pointer<char>(range.begin + page_bytes), page_bytes};
     const soft::stream stream = r.stream();
     const stopwatch watch;
     auto point = stream.run([=] {
@@ -156,7 +156,7 @@ TEST_CASE("what a kernel reaches over the link is counted and paced") {
     CHECK(watch.seconds() >= static_cast<double>(page_bytes) / 2e8);
     CHECK(r.driver.statistics(rig::near).link_in_bytes == page_bytes);
     CHECK(r.driver.statistics(rig::near).link_out_bytes == 0);
-    const device_view<char> writable{&at<char>(range.begin), page_bytes};
+    const device_view<char> writable{pointer<char>(range.begin), page_bytes};
     auto second = stream.run([=] { writable.store(0, 1); });
     REQUIRE(second);
     CHECK(r.driver.wait(*second));
@@ -168,7 +168,7 @@ TEST_CASE("a kernel reaches its peer's frames") {
     const va_range range = r.reserve(page_bytes);
     const frame one = r.create(rig::far);
     r.enter(rig::near, range.begin, one);
-    const device_view<int> view{&at<int>(range.begin), 1};
+    const device_view<int> view{pointer<int>(range.begin), 1};
     auto point = r.stream().run([=] { view[0] = 7; });
     REQUIRE(point);
     CHECK(r.driver.wait(*point));

@@ -84,8 +84,12 @@ struct rig {
 };
 
 template <class T>
+T* pointer(address where) {
+    return static_cast<T*>(to_pointer(where));
+}
+template <class T>
 T& at(address where) {
-    return *static_cast<T*>(to_pointer(where));
+    return *pointer<T>(where);
 }
 
 class stopwatch {
