@@ -110,8 +110,9 @@ private:
             return outcome;
         }
         const std::size_t offset = align_down(at - range_.begin, os_page_);
-        ::mmap(to_pointer(range_.begin + offset), os_page_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_,
-               static_cast<off_t>(offset));
+        const void* at_page = detail::map_quietly(to_pointer(range_.begin + offset), os_page_, PROT_READ | PROT_WRITE,
+                                                  MAP_SHARED | MAP_FIXED, file_, offset);
+        XMM_EXPECT(at_page != MAP_FAILED);
         return cpu_fault_outcome::resolved;
     }
 

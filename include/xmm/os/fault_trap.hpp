@@ -551,8 +551,8 @@ inline status fault_trap::make_hole(va_range range) noexcept {
     }
     detail::errno_keeper keep;
     void* at = to_pointer(range.begin);
-    if (::mmap(at, range.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
-        MAP_FAILED) {
+    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (detail::map_quietly(at, range.bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) {
         return fail(errc::no_memory, "no mapping for a hole: vm.max_map_count is reached", errno);
     }
     // A child of fork would read zeros here, since the kernel drops the registration in it.
