@@ -31,16 +31,15 @@ struct options {
     bool is_quick = false;
 };
 
-// Where the traces of the project are: beside the sources, or installed beside the program.
+// Where the traces of the project are: in the sources that the program was built in, or installed beside it.
 [[nodiscard]] inline std::vector<std::filesystem::path> trace_folders() {
     std::vector<std::filesystem::path> out = {"traces"};
-#ifdef XMM_DEMO_TRACES
-    out.insert(out.begin(), XMM_DEMO_TRACES);
-#endif
     std::error_code error;
-    const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-    if (!error) {
-        out.push_back(program.parent_path().parent_path() / "share" / "xmm" / "traces");
+    auto above = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+    for (int levels = 0; levels < 4 && above.has_relative_path(); ++levels) {
+        out.push_back(above / "traces");
+        out.push_back(above / "share" / "xmm" / "traces");
+        above = above.parent_path();
     }
     return out;
 }
@@ -48,7 +47,7 @@ struct options {
 // A path that exists is taken as it is; a name without a slash may be one of the project's traces.
 [[nodiscard]] inline std::string find_trace(const std::string& name) {
     std::error_code error;
-    if (std::filesystem::exists(name, error)) {
+    if (std::filesystem::exists(name, error) && !std::filesystem::is_directory(name, error)) {
         return name;
     }
     if (name.find('/') == std::string::npos) {
@@ -105,6 +104,9 @@ struct options {
     constexpr std::uint64_t mib = std::uint64_t{1} << 20;
     if (out.device_bytes != 0 && (out.device_bytes < 8 * mib || out.device_bytes % (2 * mib) != 0)) {
         throw bad_input("--device-bytes: give a multiple of 2 MiB, at least 8 MiB");
+    }
+    if (!(out.link_gb_per_second >= 0)) {
+        throw bad_input("--link: not a number");
     }
     if (policies != "all") {
         out.policies.clear();
