@@ -17,13 +17,13 @@ TEST_CASE("best fit takes the smallest stretch that is large enough and merges n
     CHECK(heap.allocate(100) == 1500);
     heap.deallocate(0, 1000);
     heap.deallocate(1100, 400);
-    CHECK(heap.allocate(300) == 1100);   // 400 fits better than 1000
-    CHECK(heap.allocate(100) == 1400);   // and what was left of it fits exactly
+    CHECK(heap.allocate(300) == 1100);  // 400 fits better than 1000
+    CHECK(heap.allocate(100) == 1400);  // and what was left of it fits exactly
     CHECK(heap.extent() == 1600);
-    heap.deallocate(1000, 100);          // joins the stretch before it
+    heap.deallocate(1000, 100);  // joins the stretch before it
     CHECK(heap.allocate(1100) == 0);
     heap.deallocate(1500, 100);
-    CHECK(heap.allocate(500) == 1500);   // a free stretch at the end is grown
+    CHECK(heap.allocate(500) == 1500);  // a free stretch at the end is grown
     CHECK(heap.extent() == 2000);
 }
 
@@ -37,7 +37,8 @@ TEST_CASE("blocks of best fit never overlap") {
             const std::size_t offset = heap.allocate(bytes);
             const auto after = blocks.lower_bound(offset);
             REQUIRE((after == blocks.end() || offset + bytes <= after->first));
-            REQUIRE((after == blocks.begin() || std::prev(after)->first + std::prev(after)->second <= offset));
+            REQUIRE((after == blocks.begin() ||
+                     std::prev(after)->first + std::prev(after)->second <= offset));
             REQUIRE(offset + bytes <= heap.extent());
             blocks.emplace(offset, bytes);
         } else {

@@ -22,7 +22,8 @@ TEST_CASE("the colour space has its known points and comes back") {
     CHECK(std::abs(red.b - 2063) <= 20);
     std::mt19937 random{3};
     for (int i = 0; i < 2000; ++i) {
-        const rgba in{static_cast<std::uint8_t>(random() % 216 + 40), static_cast<std::uint8_t>(random() % 216 + 40),
+        const rgba in{static_cast<std::uint8_t>(random() % 216 + 40),
+                      static_cast<std::uint8_t>(random() % 216 + 40),
                       static_cast<std::uint8_t>(random() % 216 + 40), 255};
         const rgba out = space.to(space.from(in));
         REQUIRE(std::abs(in.r - out.r) <= 2);
@@ -37,7 +38,8 @@ std::vector<colour> random_colours(std::size_t count, unsigned seed) {
     std::mt19937 random{seed};
     std::vector<colour> out(count);
     for (colour& one : out) {
-        one = {static_cast<std::int16_t>(random() % 16384), static_cast<std::int16_t>(random() % 8000 - 4000),
+        one = {static_cast<std::int16_t>(random() % 16384),
+               static_cast<std::int16_t>(random() % 8000 - 4000),
                static_cast<std::int16_t>(random() % 8000 - 4000), 0};
     }
     return out;
@@ -60,7 +62,8 @@ TEST_CASE("each pixel goes to the nearest centroid, the lower number among equal
         std::size_t best = 0;
         long long best_distance = -1;
         for (std::size_t k = 0; k < centres.count; ++k) {
-            const long long dl = colours[i].l - centres.colours[k].l, da = colours[i].a - centres.colours[k].a,
+            const long long dl = colours[i].l - centres.colours[k].l,
+                            da = colours[i].a - centres.colours[k].a,
                             db = colours[i].b - centres.colours[k].b;
             const long long distance = dl * dl + da * da + db * db;
             if (best_distance < 0 || distance < best_distance) {
@@ -107,18 +110,21 @@ TEST_CASE("means are rounded to the nearest, and an empty cluster stays") {
 
 TEST_CASE("well separated clouds of colours are found") {
     std::mt19937 random{9};
-    const colour centres[] = {{2000, 0, 0, 0}, {8000, 3000, 0, 0}, {12000, -3000, 2000, 0}, {15000, 0, -3000, 0}};
+    const colour centres[] = {
+        {2000, 0, 0, 0}, {8000, 3000, 0, 0}, {12000, -3000, 2000, 0}, {15000, 0, -3000, 0}};
     std::vector<colour> colours;
     for (int i = 0; i < 8000; ++i) {
         const colour& c = centres[i % 4];
         colours.push_back({static_cast<std::int16_t>(c.l + static_cast<int>(random() % 401) - 200),
                            static_cast<std::int16_t>(c.a + static_cast<int>(random() % 401) - 200),
-                           static_cast<std::int16_t>(c.b + static_cast<int>(random() % 401) - 200), 0});
+                           static_cast<std::int16_t>(c.b + static_cast<int>(random() % 401) - 200),
+                           0});
     }
     const clustering found = cluster_on_cpu(colours, 4, 50);
     CHECK(found.has_settled);
     for (std::size_t i = 0; i < 4; ++i) {
-        CHECK(std::abs(found.centres.colours[i].l - centres[i].l) < 20);  // seeds go from dark to bright
+        CHECK(std::abs(found.centres.colours[i].l - centres[i].l) <
+              20);  // seeds go from dark to bright
         CHECK(found.labels[i] == i);
     }
     const clustering again = cluster_on_cpu(colours, 4, 50);

@@ -30,12 +30,13 @@ std::string error_of(const std::vector<std::string>& words) {
 TEST_CASE("options have defaults and take what they say") {
     const options none = parse({});
     CHECK(none.out_folder == "xmm-demo-out");
-    CHECK(none.policies == std::vector<std::string>{"first_touch", "mapped"});
+    CHECK(none.policies.empty());
     CHECK(none.iterations == 12);
     CHECK(parse({"--quick"}).iterations == 4);
     CHECK(parse({"--quick", "--iterations", "9"}).iterations == 9);
-    const options some = parse({"--trace", "t", "--picture", "p", "--out", "o", "--policy", "mapped", "--clusters", "5",
-                                "--json", "j", "--device-bytes", "64MiB", "--link", "2.5"});
+    const options some =
+        parse({"--trace", "t", "--picture", "p", "--out", "o", "--policy", "mapped", "--clusters",
+               "5", "--json", "j", "--device-bytes", "64MiB", "--link", "2.5"});
     CHECK(some.trace_path == "t");
     CHECK(some.picture_path == "p");
     CHECK(some.out_folder == "o");
@@ -56,11 +57,15 @@ TEST_CASE("options that make no sense are refused") {
     CHECK(error_of({"--link", "nan"}) != "");
     CHECK(error_of({"--device-bytes", "-8MiB"}) != "");
     CHECK(error_of({"--device-bytes", "99999999999TiB"}) != "");
-    CHECK(error_of({"--device-bytes", "7MiB"}).find("a multiple of 2 MiB, at least 8 MiB") != std::string::npos);
-    CHECK(error_of({"--device-bytes", "6MiB"}).find("a multiple of 2 MiB, at least 8 MiB") != std::string::npos);
+    CHECK(error_of({"--device-bytes", "7MiB"}).find("a multiple of 2 MiB, at least 8 MiB") !=
+          std::string::npos);
+    CHECK(error_of({"--device-bytes", "6MiB"}).find("a multiple of 2 MiB, at least 8 MiB") !=
+          std::string::npos);
     CHECK(error_of({"--device-bytes", "lots"}) != "");
-    CHECK(error_of({"--policy", "mapped,"}).find("not a list of different names") != std::string::npos);
-    CHECK(error_of({"--policy", "mapped,mapped"}).find("not a list of different names") != std::string::npos);
+    CHECK(error_of({"--policy", "mapped,"}).find("not a list of different names") !=
+          std::string::npos);
+    CHECK(error_of({"--policy", "mapped,mapped"}).find("not a list of different names") !=
+          std::string::npos);
     CHECK(error_of({"--policy", ""}).find("not a list of different names") != std::string::npos);
     CHECK(error_of({"--no-such"}).find("xmm-demo --help") != std::string::npos);
     CHECK(error_of({"stray"}) != "");
@@ -70,6 +75,8 @@ TEST_CASE("a trace is found by its path or by its short name") {
     temporary_folder folder;
     write_file(folder.file("own.csv"), "a,0,1,0,0\n");
     CHECK(find_trace(folder.file("own.csv")) == folder.file("own.csv"));
-    CHECK(bad_input_of([&] { (void)find_trace(folder.file("none.csv")); }).find("no such trace") != std::string::npos);
-    CHECK(bad_input_of([] { (void)find_trace("no_such_trace"); }).find("no such trace") != std::string::npos);
+    CHECK(bad_input_of([&] { (void)find_trace(folder.file("none.csv")); }).find("no such trace") !=
+          std::string::npos);
+    CHECK(bad_input_of([] { (void)find_trace("no_such_trace"); }).find("no such trace") !=
+          std::string::npos);
 }

@@ -52,7 +52,8 @@ TEST_CASE("every kind of PNG is read") {
     SUBCASE("grey, 16 bits, taken as sRGB") {
         for (const bool is_interlaced : {false, true}) {
             CAPTURE(is_interlaced);
-            raw_png in{2, 1, PNG_COLOR_TYPE_GRAY, 16, is_interlaced, {{0x80, 0x80, 0xff, 0xff}}, {}, {}};
+            raw_png in{2,  1, PNG_COLOR_TYPE_GRAY, 16, is_interlaced, {{0x80, 0x80, 0xff, 0xff}},
+                       {}, {}};
             write_raw_png(path, in);
             const image out = read_png(path);
             CHECK(out.at(0, 0) == rgba{128, 128, 128, 255});
@@ -62,7 +63,14 @@ TEST_CASE("every kind of PNG is read") {
     SUBCASE("colour, 16 bits") {
         for (const bool is_interlaced : {false, true}) {
             CAPTURE(is_interlaced);
-            raw_png in{1, 1, PNG_COLOR_TYPE_RGB, 16, is_interlaced, {{0xff, 0xff, 0x40, 0x40, 0x00, 0x00}}, {}, {}};
+            raw_png in{1,
+                       1,
+                       PNG_COLOR_TYPE_RGB,
+                       16,
+                       is_interlaced,
+                       {{0xff, 0xff, 0x40, 0x40, 0x00, 0x00}},
+                       {},
+                       {}};
             write_raw_png(path, in);
             CHECK(read_png(path).at(0, 0) == rgba{255, 64, 0, 255});
         }
@@ -70,8 +78,14 @@ TEST_CASE("every kind of PNG is read") {
     SUBCASE("palette with transparency, 4 bits") {
         for (const bool is_interlaced : {false, true}) {
             CAPTURE(is_interlaced);
-            raw_png in{3, 1, PNG_COLOR_TYPE_PALETTE, 4, is_interlaced, {{0x01, 0x20}},
-                       {{10, 20, 30}, {40, 50, 60}, {70, 80, 90}}, {255, 128}};
+            raw_png in{3,
+                       1,
+                       PNG_COLOR_TYPE_PALETTE,
+                       4,
+                       is_interlaced,
+                       {{0x01, 0x20}},
+                       {{10, 20, 30}, {40, 50, 60}, {70, 80, 90}},
+                       {255, 128}};
             write_raw_png(path, in);
             const image out = read_png(path);
             CHECK(out.at(0, 0) == rgba{10, 20, 30, 255});
@@ -94,16 +108,19 @@ TEST_CASE("every kind of PNG is read") {
             for (std::uint32_t y = 0; y < in.height; ++y) {
                 auto& row = in.rows.emplace_back();
                 for (std::uint32_t x = 0; x < in.width; ++x) {
-                    row.insert(row.end(), {static_cast<png_byte>(x * 9), static_cast<png_byte>(y * 11),
-                                           static_cast<png_byte>(x + y), static_cast<png_byte>(255 - x)});
+                    row.insert(row.end(),
+                               {static_cast<png_byte>(x * 9), static_cast<png_byte>(y * 11),
+                                static_cast<png_byte>(x + y), static_cast<png_byte>(255 - x)});
                 }
             }
             write_raw_png(path, in);
             const image out = read_png(path);
             for (std::uint32_t y = 0; y < in.height; ++y) {
                 for (std::uint32_t x = 0; x < in.width; ++x) {
-                    REQUIRE(out.at(x, y) == rgba{static_cast<std::uint8_t>(x * 9), static_cast<std::uint8_t>(y * 11),
-                                                 static_cast<std::uint8_t>(x + y), static_cast<std::uint8_t>(255 - x)});
+                    REQUIRE(out.at(x, y) == rgba{static_cast<std::uint8_t>(x * 9),
+                                                 static_cast<std::uint8_t>(y * 11),
+                                                 static_cast<std::uint8_t>(x + y),
+                                                 static_cast<std::uint8_t>(255 - x)});
                 }
             }
         }
@@ -116,10 +133,12 @@ TEST_CASE("what is no whole PNG is refused with a reason") {
         write_file(folder.file("x.png"), bytes);
         return bad_input_of([&] { (void)read_png(folder.file("x.png")); });
     };
-    CHECK(bad_input_of([&] { (void)read_png(folder.file("none.png")); })
-              .find("none.png: cannot be opened: No such file") != std::string::npos);
-    CHECK(bad_input_of([&] { (void)read_png(folder.file(".")); }).find("cannot be read: Is a directory") !=
-          std::string::npos);
+    CHECK(bad_input_of([&] {
+              (void)read_png(folder.file("none.png"));
+          }).find("none.png: cannot be opened: No such file") != std::string::npos);
+    CHECK(bad_input_of([&] {
+              (void)read_png(folder.file("."));
+          }).find("cannot be read: Is a directory") != std::string::npos);
     CHECK(error_of("").find("x.png: not a PNG file") != std::string::npos);
     CHECK(error_of("GIF89a..........").find("x.png: not a PNG file") != std::string::npos);
 
@@ -135,8 +154,8 @@ TEST_CASE("what is no whole PNG is refused with a reason") {
     std::string huge = whole;
     const std::string size{"\0\1\206\240\0\1\206\240", 8};
     huge.replace(16, 8, size);
-    const auto sum = static_cast<std::uint32_t>(
-        crc32(0, reinterpret_cast<const Bytef*>(huge.data()) + 12, 17));
+    const auto sum =
+        static_cast<std::uint32_t>(crc32(0, reinterpret_cast<const Bytef*>(huge.data()) + 12, 17));
     for (unsigned i = 0; i < 4; ++i) {
         huge[29 + i] = static_cast<char>(sum >> (24 - 8 * i));
     }
@@ -145,7 +164,8 @@ TEST_CASE("what is no whole PNG is refused with a reason") {
 
 TEST_CASE("a file that cannot be written is refused and leaves nothing") {
     temporary_folder folder;
-    CHECK(bad_input_of([&] { write_png(folder.file("no/such.png"), image{2, 2}); })
-              .find("such.png: cannot be written: No such file") != std::string::npos);
+    CHECK(bad_input_of([&] {
+              write_png(folder.file("no/such.png"), image{2, 2});
+          }).find("such.png: cannot be written: No such file") != std::string::npos);
     CHECK(folder.files() == 0);
 }

@@ -30,9 +30,12 @@ public:
         std::error_code ignored;
         std::filesystem::remove_all(path_, ignored);
     }
-    [[nodiscard]] std::string file(const std::string& name) const { return (path_ / name).string(); }
+    [[nodiscard]] std::string file(const std::string& name) const {
+        return (path_ / name).string();
+    }
     [[nodiscard]] std::size_t files() const {
-        return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator{path_}, {}));
+        return static_cast<std::size_t>(
+            std::distance(std::filesystem::directory_iterator{path_}, {}));
     }
 
 private:
@@ -86,13 +89,14 @@ inline void write_raw_png(const std::string& path, raw_png& in) {
     }
     png_init_io(png, file);
     png_set_IHDR(png, info, in.width, in.height, in.bit_depth, in.colour_type,
-                 in.is_interlaced ? PNG_INTERLACE_ADAM7 : PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT,
-                 PNG_FILTER_TYPE_DEFAULT);
+                 in.is_interlaced ? PNG_INTERLACE_ADAM7 : PNG_INTERLACE_NONE,
+                 PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
     if (!in.palette.empty()) {
         png_set_PLTE(png, info, in.palette.data(), static_cast<int>(in.palette.size()));
     }
     if (!in.palette_alpha.empty()) {
-        png_set_tRNS(png, info, in.palette_alpha.data(), static_cast<int>(in.palette_alpha.size()), nullptr);
+        png_set_tRNS(png, info, in.palette_alpha.data(), static_cast<int>(in.palette_alpha.size()),
+                     nullptr);
     }
     png_write_info(png, info);
     png_write_image(png, rows.data());

@@ -20,7 +20,9 @@ std::string error_of(const std::string& text) {
     return at == std::string::npos ? what : what.substr(at);
 }
 
-constexpr const char* small = "# comment\na,0,100,0,3\r\na,1,50,7,10\nf,0,100,0,12\n\na,0,25,0,13\nr,1,50,7,14\nf,1,50,7,15\n";
+constexpr const char* small =
+    "# "
+    "comment\na,0,100,0,3\r\na,1,50,7,10\nf,0,100,0,12\n\na,0,25,0,13\nr,1,50,7,14\nf,1,50,7,15\n";
 
 }  // namespace
 
@@ -54,15 +56,18 @@ TEST_CASE("the last line needs no line end") {
 }
 
 TEST_CASE("malformed lines are refused with file, line and reason") {
-    CHECK(error_of("a,0,100,0,3\nx,0,100,0,3\n") == "t.csv:2: unknown operation 'x': expected a, f or r");
+    CHECK(error_of("a,0,100,0,3\nx,0,100,0,3\n") ==
+          "t.csv:2: unknown operation 'x': expected a, f or r");
     CHECK(error_of("a,0,100,0\n") == "t.csv:1: 4 of the 5 fields op,id,size,stream,us");
     CHECK(error_of("a,0,100,0,1,9\n") == "t.csv:1: more than the 5 fields op,id,size,stream,us");
     CHECK(error_of("a,0,ten,0,1\n") == "t.csv:1: size 'ten' is not a number");
     CHECK(error_of("a,0,-1,0,1\n") == "t.csv:1: size '-1' is not a number");
     CHECK(error_of("a,0,1x,0,1\n") == "t.csv:1: size '1x' is not a number");
     CHECK(error_of("a,,1,0,1\n") == "t.csv:1: id '' is not a number");
-    CHECK(error_of("a,0,99999999999999999999,0,1\n") == "t.csv:1: size '99999999999999999999' is too large");
-    CHECK(error_of("a,0,99999999999999999,0,1\n") == "t.csv:1: size '99999999999999999' is too large");
+    CHECK(error_of("a,0,99999999999999999999,0,1\n") ==
+          "t.csv:1: size '99999999999999999999' is too large");
+    CHECK(error_of("a,0,99999999999999999,0,1\n") ==
+          "t.csv:1: size '99999999999999999' is too large");
     CHECK(error_of("a,0,1,4294967296,1\n") == "t.csv:1: stream '4294967296' is too large");
     CHECK(error_of("a,0,0,0,1\n") == "t.csv:1: a block of 0 bytes");
     CHECK(error_of("# c\n\n" + std::string(600, 'a')) ==
@@ -70,19 +75,23 @@ TEST_CASE("malformed lines are refused with file, line and reason") {
 }
 
 TEST_CASE("streams of events that cannot be are refused") {
-    CHECK(error_of("a,0,1,0,1\na,0,1,0,1\n") == "t.csv:2: block 0 is allocated again while it is alive");
+    CHECK(error_of("a,0,1,0,1\na,0,1,0,1\n") ==
+          "t.csv:2: block 0 is allocated again while it is alive");
     CHECK(error_of("f,5,1,0,1\n") == "t.csv:1: block 5 is freed but not alive");
-    CHECK(error_of("a,0,1,0,1\nf,0,1,0,1\nf,0,1,0,1\n") == "t.csv:3: block 0 is freed but not alive");
+    CHECK(error_of("a,0,1,0,1\nf,0,1,0,1\nf,0,1,0,1\n") ==
+          "t.csv:3: block 0 is freed but not alive");
     CHECK(error_of("a,0,1,0,1\nf,0,2,0,1\n") == "t.csv:2: block 0 is freed with 2 bytes but has 1");
     CHECK(error_of("a,0,1,0,1\nr,0,1,0,1\nr,0,1,0,1\n") == "t.csv:3: block 0 is let go of twice");
     CHECK(error_of("") == "t.csv: no events; expected lines op,id,size,stream,us");
-    CHECK(error_of("# only a comment\n") == "t.csv: no events; expected lines op,id,size,stream,us");
+    CHECK(error_of("# only a comment\n") ==
+          "t.csv: no events; expected lines op,id,size,stream,us");
 }
 
 TEST_CASE("damaged and missing files are refused") {
     temporary_folder folder;
-    CHECK(bad_input_of([&] { (void)read_trace(folder.file("none")); }).find("cannot be opened: No such file") !=
-          std::string::npos);
+    CHECK(bad_input_of([&] {
+              (void)read_trace(folder.file("none"));
+          }).find("cannot be opened: No such file") != std::string::npos);
     CHECK(bad_input_of([&] { (void)read_trace(folder.file(".")); }) != "");
 
     std::string text;
@@ -92,17 +101,20 @@ TEST_CASE("damaged and missing files are refused") {
     write_gzip(folder.file("whole.gz"), text);
     const std::string packed = read_file(folder.file("whole.gz"));
     REQUIRE(read_trace(folder.file("whole.gz")).events.size() == 20000);
-    for (const std::size_t kept : {packed.size() - 1, packed.size() - 8, packed.size() / 2, std::size_t{30}}) {
+    for (const std::size_t kept :
+         {packed.size() - 1, packed.size() - 8, packed.size() / 2, std::size_t{30}}) {
         CAPTURE(kept);
         write_file(folder.file("cut.gz"), packed.substr(0, kept));
-        CHECK(bad_input_of([&] { (void)read_trace(folder.file("cut.gz")); }).find("the gzip data is cut short") !=
-              std::string::npos);
+        CHECK(bad_input_of([&] {
+                  (void)read_trace(folder.file("cut.gz"));
+              }).find("the gzip data is cut short") != std::string::npos);
     }
     std::string wrong_sum = packed;
     wrong_sum[packed.size() - 6] ^= 0x55;
     write_file(folder.file("sum.gz"), wrong_sum);
-    CHECK(bad_input_of([&] { (void)read_trace(folder.file("sum.gz")); }).find("the gzip data is corrupt") !=
-          std::string::npos);
+    CHECK(bad_input_of([&] {
+              (void)read_trace(folder.file("sum.gz"));
+          }).find("the gzip data is corrupt") != std::string::npos);
     std::string flipped = packed;
     for (std::size_t i = packed.size() / 2; i < packed.size() / 2 + 64; ++i) {
         flipped[i] ^= 0x2a;

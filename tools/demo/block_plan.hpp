@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // block_plan.hpp - a trace scaled to this machine, every block with its place.
 //
-// Model    Blocks are placed by best fit in one stretch of offsets that grows at its end, before anything
-//          runs: the plan is a list of steps, and the region is mapped exactly as long as needed.
+// Model    Blocks are placed by best fit in one stretch of offsets that grows at its end, before
+//          anything runs: the plan is a list of steps, and the region is mapped exactly as long as
+//          needed.
 #pragma once
 
 #include <algorithm>
@@ -91,12 +92,12 @@ struct plan_step {
 };
 
 struct block_plan {
-    std::vector<plan_step> steps;  // ends with the frees of what the trace left alive
-    double scale = 1;              // scaled bytes per traced byte
+    std::vector<plan_step> steps;      // ends with the frees of what the trace left alive
+    double scale = 1;                  // scaled bytes per traced byte
     std::size_t trace_peak_bytes = 0;  // of the events that are planned
-    std::size_t peak_bytes = 0;    // scaled, rounding included
-    std::size_t extent_bytes = 0;  // the stretch that holds all of it
-    std::size_t written_bytes = 0; // all blocks together
+    std::size_t peak_bytes = 0;        // scaled, rounding included
+    std::size_t extent_bytes = 0;      // the stretch that holds all of it
+    std::size_t written_bytes = 0;     // all blocks together
     std::uint32_t blocks = 0;
 };
 
@@ -104,7 +105,8 @@ inline constexpr std::size_t block_alignment = 256;
 
 [[nodiscard]] inline std::size_t scale_block(std::uint64_t bytes, double scale) noexcept {
     const auto scaled = static_cast<std::size_t>(static_cast<double>(bytes) * scale);
-    return std::max((scaled + block_alignment - 1) / block_alignment * block_alignment, block_alignment);
+    return std::max((scaled + block_alignment - 1) / block_alignment * block_alignment,
+                    block_alignment);
 }
 
 // The first `most_events` events of the trace, so that their peak comes to about target_bytes.
@@ -122,8 +124,9 @@ inline block_plan plan_blocks(const trace& source, std::size_t target_bytes,
             live -= event.bytes;
         }
     }
-    out.scale = std::min(1.0, static_cast<double>(target_bytes) /
-                                  static_cast<double>(std::max<std::size_t>(out.trace_peak_bytes, 1)));
+    out.scale =
+        std::min(1.0, static_cast<double>(target_bytes) /
+                          static_cast<double>(std::max<std::size_t>(out.trace_peak_bytes, 1)));
     best_fit heap;
     std::map<std::uint32_t, plan_step> alive;
     live = 0;

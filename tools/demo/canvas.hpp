@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // canvas.hpp - rectangles, lines and small text, drawn into an image.
 //
-// Model    What lies outside the picture is clipped. Text is one fixed face, 5 x 7 dots (9 where a letter
-//          descends) in cells of 6 x 9, enlarged by whole factors; characters that it lacks show as a box.
+// Model    What lies outside the picture is clipped. Text is one fixed face, 5 x 7 dots (9 where a
+//          letter descends) in cells of 6 x 9, enlarged by whole factors; characters that it lacks
+//          show as a box.
 #pragma once
 
 #include <algorithm>

@@ -15,8 +15,8 @@ namespace xmm::demo {
 
 inline void check(status outcome, const char* what) {
     if (!outcome.is_ok()) {
-        throw demo_failure(fmt::format("{}: {}{}{}", what, name_of(outcome.code), *outcome.why != '\0' ? ": " : "",
-                                       outcome.why));
+        throw demo_failure(fmt::format("{}: {}{}{}", what, name_of(outcome.code),
+                                       *outcome.why != '\0' ? ": " : "", outcome.why));
     }
 }
 

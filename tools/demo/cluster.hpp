@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // cluster.hpp - the colours of a picture, clustered by kernels in unified memory.
 //
-// Model    The CPU puts the picture's colours into a std::pmr::vector on unified memory; kernels label
-//          them, add up each cluster, and paint the result; the CPU computes the means in between and
-//          reads the painted picture, all at the same pointers. No step copies anything by hand.
-// Failure  demo_failure if the library refuses something; a difference to the CPU's run is in the report.
+// Model    The CPU puts the picture's colours into a std::pmr::vector on unified memory; kernels
+//          label them, add up each cluster, and paint the result; the CPU computes the means in
+//          between and reads the painted picture, all at the same pointers. No step copies
+//          anything by hand.
+// Failure  demo_failure if the library refuses something; a difference to the CPU's run is in the
+//          report.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +47,7 @@ struct cluster_input {
 };
 
 [[nodiscard]] inline cluster_input prepare_clustering(const image& picture, std::uint32_t clusters,
-                                                       std::uint32_t iterations) {
+                                                      std::uint32_t iterations) {
     cluster_input out;
     out.pixels = picture.pixels;
     out.clusters = clusters;
@@ -67,7 +69,9 @@ struct cluster_input {
 class cluster_run {
 public:
     cluster_run(space& memory, node_id device, const cluster_input& input)
-        : memory_{memory}, device_{device}, input_{input},
+        : memory_{memory},
+          device_{device},
+          input_{input},
           queue_{check(memory.make_queue(device), "make a queue")},
           unified_{memory, options_for(device)} {}
     cluster_run(const cluster_run&) = delete;
@@ -86,7 +90,8 @@ public:
         labels.reserve(count);
         painted.reserve(count);
         const run_clock clock{memory_};
-        residency_sampler sampler{memory_, device_,
+        residency_sampler sampler{memory_,
+                                  device_,
                                   {{to_address(colours.data()), count * sizeof(colour)},
                                    {to_address(labels.data()), count},
                                    {to_address(painted.data()), count * sizeof(rgba)}}};
@@ -98,7 +103,8 @@ public:
 
         centroids centres = seed_centroids({colours.data(), count}, input_.clusters);
         std::uint32_t iterations = 0;
-        for (bool has_settled = false; iterations < input_.iterations && !has_settled; ++iterations) {
+        for (bool has_settled = false; iterations < input_.iterations && !has_settled;
+             ++iterations) {
             std::fill(sums.begin(), sums.end(), 0);
             assign(colours, labels, sums, centres);
             const centroids next = next_centroids(centres, sums_of(sums));
@@ -111,8 +117,10 @@ public:
         paint(labels, painted, palette_of(centres, input_.space));
         bar.show(input_.iterations + 2u);
 
-        const bool labels_equal = std::equal(labels.begin(), labels.end(), input_.expected.labels.begin());
-        const bool painted_equal = std::equal(painted.begin(), painted.end(), input_.painted.begin());
+        const bool labels_equal =
+            std::equal(labels.begin(), labels.end(), input_.expected.labels.begin());
+        const bool painted_equal =
+            std::equal(painted.begin(), painted.end(), input_.painted.begin());
         clock.fill(out, device_);
         places = sampler.finish(title);
         count_places(places, out);
@@ -120,7 +128,8 @@ public:
         out.part = "k-means";
         out.is_correct = labels_equal && painted_equal && centres == input_.expected.centres &&
                          iterations == input_.expected.iterations;
-        out.check = fmt::format("{} pixels, {} colours, {} steps: {}", show_count(count), centres.count, iterations,
+        out.check = fmt::format("{} pixels, {} colours, {} steps: {}", show_count(count),
+                                centres.count, iterations,
                                 out.is_correct ? "labels, centroids and picture as the CPU's"
                                                : "differs from the CPU's run");
         out.data_bytes = count * cluster_input::bytes_per_pixel();
@@ -133,7 +142,8 @@ public:
 
 private:
     static constexpr std::size_t sum_fields = 4;
-    static constexpr std::size_t pixels_at_once = 4096;  // while their pages are held in place: 0.1 ms
+    static constexpr std::size_t pixels_at_once =
+        4096;  // while their pages are held in place: 0.1 ms
 
     [[nodiscard]] static map_options options_for(node_id device) noexcept {
         map_options out;

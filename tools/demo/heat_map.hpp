@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // heat_map.hpp - where every page was, over time, as a picture.
 //
-// Model    One column a sample, one row a page; time runs to the right, addresses upwards. Below it a
-//          strip shows how much lay on the device, against its size. Columns are drawn at their times.
+// Model    One column a sample, one row a page; time runs to the right, addresses upwards. Below
+//          it a strip shows how much lay on the device, against its size. Columns are drawn at
+//          their times.
 #pragma once
 
 #include <algorithm>
@@ -87,8 +88,8 @@ inline image draw_heat_map(const heat_map& map) {
     const double span = std::max(map.seconds, 1e-6);
     draw.fill(left, top, plot_width, plot_height, place_colours[0]);
     const std::size_t bytes = pages * map.page_bytes;
-    const std::size_t strip_bytes = std::max<std::size_t>(
-        {map.device_bytes + map.device_bytes / 4, map.page_bytes});
+    const std::size_t strip_bytes =
+        std::max<std::size_t>({map.device_bytes + map.device_bytes / 4, map.page_bytes});
     draw.fill(left, strip_top, plot_width, strip_height, place_colours[0]);
     std::size_t at = 0;
     for (int column = 0; column < plot_width && pages != 0; ++column) {
@@ -98,7 +99,8 @@ inline image draw_heat_map(const heat_map& map) {
         }
         const heat_sample& sample = map.samples[at];
         for (int row = 0; row < plot_height; ++row) {
-            const std::size_t page = static_cast<std::size_t>(plot_height - 1 - row) * pages / plot_height;
+            const std::size_t page =
+                static_cast<std::size_t>(plot_height - 1 - row) * pages / plot_height;
             if (page < sample.pages.size() && sample.pages[page] != page_place::nowhere) {
                 draw.fill(left + column, top + row, 1, 1,
                           place_colours[static_cast<unsigned>(sample.pages[page])]);
@@ -106,11 +108,11 @@ inline image draw_heat_map(const heat_map& map) {
         }
         std::size_t on_device = 0;
         for (const page_place place : sample.pages) {
-            on_device += place == page_place::device || place == page_place::both ? map.page_bytes : 0;
+            on_device +=
+                place == page_place::device || place == page_place::both ? map.page_bytes : 0;
         }
-        const int height = static_cast<int>(
-            static_cast<double>(std::min(on_device, strip_bytes)) / static_cast<double>(strip_bytes) *
-            strip_height);
+        const int height = static_cast<int>(static_cast<double>(std::min(on_device, strip_bytes)) /
+                                            static_cast<double>(strip_bytes) * strip_height);
         draw.fill(left + column, strip_top + strip_height - height, 1, height, place_colours[2]);
     }
 
@@ -122,7 +124,8 @@ inline image draw_heat_map(const heat_map& map) {
     const std::size_t step = byte_step(bytes, 8);
     for (std::size_t offset = 0; offset <= bytes && pages != 0; offset += step) {
         const int y = top + plot_height - 1 -
-                      static_cast<int>(static_cast<double>(offset) / static_cast<double>(bytes) * (plot_height - 1));
+                      static_cast<int>(static_cast<double>(offset) / static_cast<double>(bytes) *
+                                       (plot_height - 1));
         mark(y, offset == 0 ? "0" : fmt::format("{} MiB", offset >> 20));
     }
     const int line = strip_top + strip_height -
@@ -140,9 +143,11 @@ inline image draw_heat_map(const heat_map& map) {
     for (int i = 0; i * seconds_step <= span; ++i) {
         const int at_x = left + static_cast<int>(i * seconds_step / span * (plot_width - 1));
         draw.fill(at_x, strip_top + strip_height, 1, 7, faint_ink);
-        const int decimals = std::clamp(static_cast<int>(std::ceil(-std::log10(seconds_step) - 1e-9)), 0, 6);
+        const int decimals =
+            std::clamp(static_cast<int>(std::ceil(-std::log10(seconds_step) - 1e-9)), 0, 6);
         draw.text_centred(at_x, strip_top + strip_height + 13,
-                          i == 0 ? "0 s" : fmt::format("{:.{}f}", i * seconds_step, decimals), ink, 2);
+                          i == 0 ? "0 s" : fmt::format("{:.{}f}", i * seconds_step, decimals), ink,
+                          2);
     }
     return picture;
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // kmeans.hpp - k-means over the colours of a picture, in whole numbers.
 //
-// Model    Colours are points of OKLab, a space in which distance is close to how different two colours
-//          look, as 16-bit integers. Everything after the conversion is integer arithmetic, and sums of
-//          integers do not depend on their order: a kernel and the CPU come to the same bits.
+// Model    Colours are points of OKLab, a space in which distance is close to how different two
+//          colours look, as 16-bit integers. Everything after the conversion is integer
+//          arithmetic, and sums of integers do not depend on their order: a kernel and the CPU
+//          come to the same bits.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,8 @@ struct colour {
 };
 static_assert(sizeof(colour) == 8);
 
-inline constexpr std::size_t most_clusters = 64;  // a label is a byte, and the centroids travel by value
+inline constexpr std::size_t most_clusters =
+    64;  // a label is a byte, and the centroids travel by value
 
 struct centroids {
     std::uint32_t count = 0;
@@ -48,8 +50,8 @@ public:
     colour_space() : root_(std::size_t{full} + 1) {
         for (unsigned value = 0; value < 256; ++value) {
             const double c = value / 255.0;
-            linear_[value] = static_cast<std::int32_t>(
-                std::lround((c <= 0.04045 ? c / 12.92 : std::pow((c + 0.055) / 1.055, 2.4)) * full));
+            linear_[value] = static_cast<std::int32_t>(std::lround(
+                (c <= 0.04045 ? c / 12.92 : std::pow((c + 0.055) / 1.055, 2.4)) * full));
         }
         for (std::int32_t value = 0; value <= full; ++value) {
             root_[static_cast<std::size_t>(value)] =
@@ -62,11 +64,13 @@ public:
         const std::int64_t l = root(27015 * r + 35149 * g + 3372 * b);
         const std::int64_t m = root(13887 * r + 44610 * g + 7038 * b);
         const std::int64_t s = root(5787 * r + 18463 * g + 41286 * b);
-        return {scaled(13792 * l + 52011 * m - 267 * s), scaled(129630 * l - 159160 * m + 29530 * s),
+        return {scaled(13792 * l + 52011 * m - 267 * s),
+                scaled(129630 * l - 159160 * m + 29530 * s),
                 scaled(1698 * l + 51300 * m - 52997 * s), 0};
     }
     [[nodiscard]] rgba to(colour one) const noexcept {
-        const double lightness = one.l / double{unit}, a = one.a / double{unit}, b = one.b / double{unit};
+        const double lightness = one.l / double{unit}, a = one.a / double{unit},
+                     b = one.b / double{unit};
         const auto cube = [](double x) { return x * x * x; };
         const double l = cube(lightness + 0.3963377774 * a + 0.2158037573 * b);
         const double m = cube(lightness - 0.1055613458 * a - 0.0638541728 * b);
@@ -81,8 +85,8 @@ public:
     }
 
 private:
-    static constexpr std::int32_t full = 32768;   // linear light 1.0
-    static constexpr std::int32_t unit = 16384;   // OKLab 1.0
+    static constexpr std::int32_t full = 32768;  // linear light 1.0
+    static constexpr std::int32_t unit = 16384;  // OKLab 1.0
 
     // Weights are in 1/65536.
     [[nodiscard]] std::int64_t root(std::int64_t weighted) const noexcept {
@@ -97,8 +101,8 @@ private:
     std::vector<std::int32_t> root_;
 };
 
-// Labels a stretch of pixels with the nearest centroid, the lower number among equals, and adds them to
-// the sums. The inner loops run over pixels, so that they vectorise.
+// Labels a stretch of pixels with the nearest centroid, the lower number among equals, and adds them
+// to the sums. The inner loops run over pixels, so that they vectorise.
 inline void assign_pixels(const colour* colours, std::uint8_t* labels, std::size_t count,
                           const centroids& centres, cluster_sums& sums) noexcept {
     constexpr std::size_t block = 128;
@@ -114,7 +118,8 @@ inline void assign_pixels(const colour* colours, std::uint8_t* labels, std::size
             label[i] = 0;
         }
         for (std::uint32_t k = 0; k < centres.count; ++k) {
-            const std::int32_t kl = centres.colours[k].l, ka = centres.colours[k].a, kb = centres.colours[k].b;
+            const std::int32_t kl = centres.colours[k].l, ka = centres.colours[k].a,
+                               kb = centres.colours[k].b;
             for (std::size_t i = 0; i < size; ++i) {
                 const std::int32_t dl = l[i] - kl, da = a[i] - ka, db = b[i] - kb;
                 const std::int32_t distance = dl * dl + da * da + db * db;
@@ -134,7 +139,8 @@ inline void assign_pixels(const colour* colours, std::uint8_t* labels, std::size
 }
 
 // The means of the sums, rounded to the nearest; a cluster without pixels keeps its centroid.
-[[nodiscard]] inline centroids next_centroids(const centroids& before, const cluster_sums& sums) noexcept {
+[[nodiscard]] inline centroids next_centroids(const centroids& before,
+                                              const cluster_sums& sums) noexcept {
     centroids out = before;
     for (std::uint32_t k = 0; k < before.count; ++k) {
         const cluster_sum& sum = sums[k];
@@ -149,9 +155,10 @@ inline void assign_pixels(const colour* colours, std::uint8_t* labels, std::size
     return out;
 }
 
-// k-means++ on at most 4096 evenly spaced pixels: each next seed is drawn with a chance that grows with its
-// distance from those before. The same colours give the same seeds. Ordered from dark to bright.
-[[nodiscard]] inline centroids seed_centroids(std::span<const colour> colours, std::uint32_t clusters) {
+// k-means++ on at most 4096 evenly spaced pixels: each next seed is drawn with a chance that grows
+// with its distance from those before. The same colours give the same seeds, from dark to bright.
+[[nodiscard]] inline centroids seed_centroids(std::span<const colour> colours,
+                                              std::uint32_t clusters) {
     centroids out;
     out.count = std::min<std::uint32_t>(clusters, most_clusters);
     if (colours.empty()) {
@@ -178,7 +185,8 @@ inline void assign_pixels(const colour* colours, std::uint8_t* labels, std::size
             const std::int64_t dl = sample[i].l - out.colours[k - 1].l;
             const std::int64_t da = sample[i].a - out.colours[k - 1].a;
             const std::int64_t db = sample[i].b - out.colours[k - 1].b;
-            distances[i] = std::min(distances[i], static_cast<std::uint64_t>(dl * dl + da * da + db * db));
+            distances[i] =
+                std::min(distances[i], static_cast<std::uint64_t>(dl * dl + da * da + db * db));
             total += distances[i];
         }
         std::size_t chosen = 0;
@@ -197,14 +205,15 @@ inline void assign_pixels(const colour* colours, std::uint8_t* labels, std::size
 }
 
 struct clustering {
-    centroids centres;            // those that the labels were assigned by
+    centroids centres;  // those that the labels were assigned by
     std::vector<std::uint8_t> labels;
     std::uint32_t iterations = 0;
-    bool has_settled = false;     // the last step changed no centroid
+    bool has_settled = false;  // the last step changed no centroid
 };
 
 // The plain CPU run that results are checked against.
-[[nodiscard]] inline clustering cluster_on_cpu(std::span<const colour> colours, std::uint32_t clusters,
+[[nodiscard]] inline clustering cluster_on_cpu(std::span<const colour> colours,
+                                               std::uint32_t clusters,
                                                std::uint32_t most_iterations) {
     clustering out;
     out.labels.resize(colours.size());
@@ -222,7 +231,7 @@ struct clustering {
 
 // The colour that each cluster is painted with.
 [[nodiscard]] inline std::array<rgba, most_clusters> palette_of(const centroids& centres,
-                                                                 const colour_space& space) {
+                                                                const colour_space& space) {
     std::array<rgba, most_clusters> out{};
     for (std::uint32_t k = 0; k < centres.count; ++k) {
         out[k] = space.to(centres.colours[k]);

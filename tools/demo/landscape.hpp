@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // landscape.hpp - the picture that the demo draws when none is named: ridges and a lake at dusk.
 //
-// Model    Everything follows from the size and the seed. Value noise, summed over octaves, shapes ridges,
-//          clouds and water; the lake mirrors what is above it.
+// Model    Everything follows from the size and the seed. Value noise, summed over octaves, shapes
+//          ridges, clouds and water; the lake mirrors what is above it.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,8 @@ public:
         const float fx = x - floor_x, fy = y - floor_y;
         const float sx = fx * fx * (3 - 2 * fx), sy = fy * fy * (3 - 2 * fy);
         const float upper = lattice(ix, iy) + (lattice(ix + 1, iy) - lattice(ix, iy)) * sx;
-        const float lower = lattice(ix, iy + 1) + (lattice(ix + 1, iy + 1) - lattice(ix, iy + 1)) * sx;
+        const float lower =
+            lattice(ix, iy + 1) + (lattice(ix + 1, iy + 1) - lattice(ix, iy + 1)) * sx;
         return upper + (lower - upper) * sy;
     }
     [[nodiscard]] float octaves(float x, float y, int count, float gain = 0.5f) const noexcept {
@@ -76,7 +77,9 @@ public:
     static constexpr float shore = 0.70f;  // above it land and sky, below it the lake
 
     scene(std::uint32_t width, std::uint32_t height, std::uint32_t seed)
-        : clouds_{seed * 7u + 1}, water_{seed * 7u + 2}, width_{static_cast<float>(width)},
+        : clouds_{seed * 7u + 1},
+          water_{seed * 7u + 2},
+          width_{static_cast<float>(width)},
           height_{static_cast<float>(height)} {
         for (std::size_t i = 0; i < ridges.size(); ++i) {
             tops_[i].resize(width);
@@ -101,11 +104,13 @@ public:
         const tone mirrored = above(mirrored_x, std::clamp(mirrored_v, 0.0f, shore));
         // Bright things stay bright in the water, and turn warmer.
         const float bright = smooth(0.6f, 1.0f, mirrored.r * 0.4f + mirrored.g * 0.6f);
-        tone water = blend({mirrored.r, mirrored.g, mirrored.b * (1 - 0.18f * bright)},
-                           {0.05f, 0.075f, 0.15f}, (0.22f + 0.50f * depth * depth) * (1 - 0.7f * bright));
+        tone water =
+            blend({mirrored.r, mirrored.g, mirrored.b * (1 - 0.18f * bright)},
+                  {0.05f, 0.075f, 0.15f}, (0.22f + 0.50f * depth * depth) * (1 - 0.7f * bright));
         // Glitter below the sun.
         const float beside = std::abs(u - sun_u()) / (0.03f + 0.22f * depth);
-        const float spark = smooth(0.58f, 0.74f, water_.octaves(u * 30, 420 * std::sqrt(depth + 0.02f), 2));
+        const float spark =
+            smooth(0.58f, 0.74f, water_.octaves(u * 30, 420 * std::sqrt(depth + 0.02f), 2));
         water = add(water, {1.0f, 0.72f, 0.42f}, std::exp(-beside * beside) * spark * 0.75f);
         // A thin bright line and mist where the water meets the land.
         return blend(water, {0.93f, 0.72f, 0.60f}, 0.45f * std::exp(-depth * 46));
@@ -115,7 +120,7 @@ private:
     struct ridge {
         float base, rise, bumps;  // heights from the top edge; bumps a picture height
         int octaves;
-        float trees;              // height of single trees on it
+        float trees;  // height of single trees on it
         tone colour;
     };
     static constexpr std::array<ridge, 6> ridges = {{
@@ -143,8 +148,10 @@ private:
             for (const float spacing : {0.55f, 0.8f, 1.3f}) {
                 const float place = u / (one.trees * spacing);
                 const float cell = std::floor(place);
-                const float tall = shape.at(cell * 1.7f, 50.5f) * smooth(0.25f, 0.6f, shape.at(u * 9, 90));
-                height -= one.trees * 1.6f * tall * std::max(0.0f, 1 - std::abs(place - cell - 0.5f) * 2);
+                const float tall =
+                    shape.at(cell * 1.7f, 50.5f) * smooth(0.25f, 0.6f, shape.at(u * 9, 90));
+                height -=
+                    one.trees * 1.6f * tall * std::max(0.0f, 1 - std::abs(place - cell - 0.5f) * 2);
             }
         }
         return height;
@@ -190,8 +197,10 @@ private:
             const ridge& one = ridges[i];
             // Mist gathers in the valleys, folds run down the slopes, the crest facing the sun is warm.
             const float fold = clouds_.octaves(u * 26 + below_top * 22, v * 15 - u * 6, 4) - 0.5f;
-            const float haze = (1 - static_cast<float>(i) / 6) * smooth(0.02f, 0.17f, below_top) * 0.55f;
-            tone colour = add(one.colour, {1.0f, 0.9f, 0.9f}, fold * (0.10f + 0.012f * static_cast<float>(i)));
+            const float haze =
+                (1 - static_cast<float>(i) / 6) * smooth(0.02f, 0.17f, below_top) * 0.55f;
+            tone colour = add(one.colour, {1.0f, 0.9f, 0.9f},
+                              fold * (0.10f + 0.012f * static_cast<float>(i)));
             colour = blend(colour, {0.90f, 0.70f, 0.62f}, haze);
             const float towards = std::exp(-std::abs(u - sun_u()) * 1.8f);
             return add(colour, {0.42f, 0.20f, 0.07f}, towards * std::exp(-below_top * 55) * 0.5f);
@@ -208,7 +217,8 @@ private:
 
 }  // namespace detail
 
-[[nodiscard]] inline image draw_landscape(std::uint32_t width, std::uint32_t height, std::uint32_t seed = 1) {
+[[nodiscard]] inline image draw_landscape(std::uint32_t width, std::uint32_t height,
+                                          std::uint32_t seed = 1) {
     image picture{width, height};
     const detail::scene scene{width, height, seed};
     const detail::noise grain{seed * 101u + 3};
@@ -216,9 +226,12 @@ private:
         const float v = (static_cast<float>(y) + 0.5f) / static_cast<float>(height);
         for (std::uint32_t x = 0; x < width; ++x) {
             const detail::tone colour = scene.at(static_cast<float>(x) + 0.5f, v);
-            const float speck = (grain.at(static_cast<float>(x) * 0.9f, static_cast<float>(y) * 0.9f) - 0.5f) * 0.018f;
+            const float speck =
+                (grain.at(static_cast<float>(x) * 0.9f, static_cast<float>(y) * 0.9f) - 0.5f) *
+                0.018f;
             const auto channel = [speck](float value) {
-                return static_cast<std::uint8_t>(std::clamp((value + speck) * 255 + 0.5f, 0.0f, 255.0f));
+                return static_cast<std::uint8_t>(
+                    std::clamp((value + speck) * 255 + 0.5f, 0.0f, 255.0f));
             };
             picture.at(x, y) = {channel(colour.r), channel(colour.g), channel(colour.b), 255};
         }

@@ -41,7 +41,8 @@ namespace detail {
 [[nodiscard]] inline std::vector<unsigned> cpus_of(const topology& machine, node_id host) {
     constexpr unsigned most_cpus = 4096;
     std::vector<unsigned> out;
-    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> mask{CPU_ALLOC(most_cpus), [](cpu_set_t* one) { CPU_FREE(one); }};
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> mask{
+        CPU_ALLOC(most_cpus), [](cpu_set_t* one) { CPU_FREE(one); }};
     const std::size_t bytes = CPU_ALLOC_SIZE(most_cpus);
     if (sched_getaffinity(0, bytes, mask.get()) == 0) {
         for (unsigned cpu = 0; cpu < most_cpus; ++cpu) {
@@ -54,7 +55,8 @@ namespace detail {
 }
 
 [[nodiscard]] inline std::string show_link(const node_description& device) {
-    const std::uint64_t in = device.link_in_bytes_per_second, out = device.link_out_bytes_per_second;
+    const std::uint64_t in = device.link_in_bytes_per_second,
+                        out = device.link_out_bytes_per_second;
     std::string text = in == out ? fmt::format("link {} each way", show_rate(in))
                                  : fmt::format("link {} in, {} out", show_rate(in), show_rate(out));
     if (device.link_latency_ns != 0) {
@@ -86,28 +88,33 @@ namespace detail {
     utsname system{};
     uname(&system);
     const topology& machine = machine_topology();
-    tree root{fmt::format("{} ({} {}), {} of memory free", system.nodename, system.sysname, system.machine,
-                          show_bytes(available_bytes())),
+    tree root{fmt::format("{} ({} {}), {} of memory free", system.nodename, system.sysname,
+                          system.machine, show_bytes(available_bytes())),
               {}};
     for (const host_node& host : machine.hosts()) {
-        tree& at = root.add(fmt::format("node {}  {}  {}", host.id.value, host.name.data(), show_bytes(host.bytes)));
+        tree& at = root.add(fmt::format("node {}  {}  {}", host.id.value, host.name.data(),
+                                        show_bytes(host.bytes)));
         const auto cpus = detail::cpus_of(machine, host.id);
         if (!cpus.empty()) {
-            at.add(fmt::format("{} CPU{} {}", cpus.size(), cpus.size() == 1 ? "" : "s", detail::show_ranges(cpus)));
+            at.add(fmt::format("{} CPU{} {}", cpus.size(), cpus.size() == 1 ? "" : "s",
+                               detail::show_ranges(cpus)));
         }
         for (const host_node& other : machine.hosts()) {
             if (other.id != host.id) {
-                at.add(fmt::format("distance to node {}: {:.1f}", other.id.value,
-                                   machine.distance(host.id, other.id) / double{topology::local_distance}));
+                at.add(fmt::format(
+                    "distance to node {}: {:.1f}", other.id.value,
+                    machine.distance(host.id, other.id) / double{topology::local_distance}));
             }
         }
         for (const node_id device : memory.devices()) {
             const node_description about = check(memory.describe(device), "describe a device");
-            const node_id nearest = about.nearest_host == any_host ? node_id{0} : about.nearest_host;
+            const node_id nearest =
+                about.nearest_host == any_host ? node_id{0} : about.nearest_host;
             if (nearest != host.id) {
                 continue;
             }
-            tree& xpu = at.add(fmt::format("node {}  {}  {}", device.value, about.name.data(), show_bytes(about.bytes)));
+            tree& xpu = at.add(fmt::format("node {}  {}  {}", device.value, about.name.data(),
+                                           show_bytes(about.bytes)));
             xpu.add(detail::show_link(about));
             if (const std::string able = detail::show_abilities(about.able); !able.empty()) {
                 xpu.add(able);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// main.cpp - xmm-demo: the machine as a tree, a training run's allocations and a clustered picture on
-// a device that is too small for them, under each placement policy, checked against the CPU.
+// main.cpp - xmm-demo: unified memory at work, on devices that are too small for what is asked.
+//
+// Model    Shows the machine as a tree, replays a training run's allocations, and clusters the colours
+//          of a picture, under each placement policy; everything is checked against the CPU.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -49,18 +51,20 @@ struct demo_input {
 // About a sixteenth of what is free, so that two copies of it and the CPU's own run fit well.
 [[nodiscard]] std::size_t replay_peak(bool is_quick) {
     constexpr std::size_t quick_bytes = 48 * mib;
-    return is_quick ? quick_bytes : std::clamp<std::size_t>(available_bytes() / 16, 64 * mib, 512 * mib);
+    return is_quick ? quick_bytes
+                    : std::clamp<std::size_t>(available_bytes() / 16, 64 * mib, 512 * mib);
 }
 
 [[nodiscard]] image picture_for(const options& wanted, std::string& name) {
     if (!wanted.picture_path.empty()) {
         name = wanted.picture_path;
         image picture = read_png(wanted.picture_path);
-        const std::uint64_t needed = picture.pixels.size() * (2 * cluster_input::bytes_per_pixel() + 12);
+        const std::uint64_t needed =
+            picture.pixels.size() * (2 * cluster_input::bytes_per_pixel() + 12);
         if (needed > available_bytes()) {
-            throw bad_input(fmt::format("{}: clustering {} x {} pixels takes {} of memory, {} are free", name,
-                                        picture.width, picture.height, show_bytes(needed),
-                                        show_bytes(available_bytes())));
+            throw bad_input(fmt::format(
+                "{}: clustering {} x {} pixels takes {} of memory, {} are free", name,
+                picture.width, picture.height, show_bytes(needed), show_bytes(available_bytes())));
         }
         return picture;
     }
@@ -75,7 +79,8 @@ struct demo_input {
     constexpr std::size_t quick_events = 4000;
     demo_input in;
     in.source = read_trace(find_trace(wanted.trace_path.empty() ? "opt13b_b8" : wanted.trace_path));
-    in.plan = plan_blocks(in.source, replay_peak(wanted.is_quick), wanted.is_quick ? quick_events : SIZE_MAX);
+    in.plan = plan_blocks(in.source, replay_peak(wanted.is_quick),
+                          wanted.is_quick ? quick_events : SIZE_MAX);
     in.picture = picture_for(wanted, in.picture_name);
     in.colours = prepare_clustering(in.picture, wanted.clusters, wanted.iterations);
     return in;
@@ -85,7 +90,8 @@ struct demo_input {
 [[nodiscard]] space make_space(const options& wanted, const demo_input& in) {
     const auto link = static_cast<std::uint64_t>(wanted.link_gb_per_second * 1e9);
     soft::device_options replay_device;
-    replay_device.bytes = wanted.device_bytes != 0 ? wanted.device_bytes : half_of(in.plan.peak_bytes);
+    replay_device.bytes =
+        wanted.device_bytes != 0 ? wanted.device_bytes : half_of(in.plan.peak_bytes);
     replay_device.link_in_bytes_per_second = link;
     replay_device.link_out_bytes_per_second = link;
     soft::device_options picture_device = replay_device;
@@ -101,15 +107,18 @@ void print_input(const demo_input& in, space& memory) {
         return check(memory.describe(memory.devices()[device]), "describe a device").bytes;
     };
     fmt::print("(a) replay of {}\n", std::filesystem::path{in.source.path}.filename().string());
-    fmt::print("    {} allocations, at most {} alive; scaled 1 : {:.1f} to {} on a device of {} (node {})\n",
-               show_count(in.plan.blocks), show_bytes(in.plan.trace_peak_bytes), 1 / in.plan.scale,
-               show_bytes(in.plan.peak_bytes), show_bytes(size_of(0)), memory.devices()[0].value);
+    fmt::print(
+        "    {} allocations, at most {} alive; scaled 1 : {:.1f} to {} on a device of {} (node "
+        "{})\n",
+        show_count(in.plan.blocks), show_bytes(in.plan.trace_peak_bytes), 1 / in.plan.scale,
+        show_bytes(in.plan.peak_bytes), show_bytes(size_of(0)), memory.devices()[0].value);
     fmt::print("    kernels write {} and read it back\n", show_bytes(in.plan.written_bytes));
     const std::size_t bytes = in.picture.pixels.size() * cluster_input::bytes_per_pixel();
     fmt::print("(b) k-means of {}\n", in.picture_name);
-    fmt::print("    {} x {} pixels, {} clusters; {} of vectors on a device of {} (node {}){}\n\n", in.picture.width,
-               in.picture.height, in.colours.clusters, show_bytes(bytes), show_bytes(size_of(1)),
-               memory.devices()[1].value, bytes <= size_of(1) ? ", which holds them all" : "");
+    fmt::print("    {} x {} pixels, {} clusters; {} of vectors on a device of {} (node {}){}\n\n",
+               in.picture.width, in.picture.height, in.colours.clusters, show_bytes(bytes),
+               show_bytes(size_of(1)), memory.devices()[1].value,
+               bytes <= size_of(1) ? ", which holds them all" : "");
 }
 
 class runner {
@@ -123,10 +132,12 @@ public:
             heat_map places;
             {
                 replay part{memory_, memory_.devices()[0], in_.plan};
-                finish(part.run("replay, " + policy, style_, places), policy, places, "replay", memory_.devices()[0]);
+                finish(part.run("replay, " + policy, style_, places), policy, places, "replay",
+                       memory_.devices()[0]);
             }
             cluster_run part{memory_, memory_.devices()[1], in_.colours};
-            finish(part.run("k-means, " + policy, style_, places), policy, places, "kmeans", memory_.devices()[1]);
+            finish(part.run("k-means, " + policy, style_, places), policy, places, "kmeans",
+                   memory_.devices()[1]);
             pixels_ = part.picture();
         }
     }
@@ -138,7 +149,8 @@ public:
         if (wanted_.picture_path.empty()) {
             write_png(name_of_file("landscape.png"), in_.picture);
         }
-        const std::string path = wanted_.json_path.empty() ? name_of_file("report.json") : wanted_.json_path;
+        const std::string path =
+            wanted_.json_path.empty() ? name_of_file("report.json") : wanted_.json_path;
         std::ofstream file{path};
         file << json().dump(2) << '\n';
         if (!file.flush()) {
@@ -148,7 +160,8 @@ public:
     }
 
     [[nodiscard]] bool is_correct() const noexcept {
-        return std::all_of(reports_.begin(), reports_.end(), [](const run_report& one) { return one.is_correct; });
+        return std::all_of(reports_.begin(), reports_.end(),
+                           [](const run_report& one) { return one.is_correct; });
     }
     void print() const {
         fmt::print("{}\n", report_table(reports_));
@@ -162,7 +175,8 @@ public:
     }
 
 private:
-    void finish(run_report report, const std::string& policy, heat_map& places, const char* part, node_id device) {
+    void finish(run_report report, const std::string& policy, heat_map& places, const char* part,
+                node_id device) {
         report.policy = policy;
         report.device_bytes = check(memory_.describe(device), "describe a device").bytes;
         places.device_bytes = report.device_bytes;
@@ -170,7 +184,9 @@ private:
         written_.push_back(name_of_file(fmt::format("heat-{}-{}.png", part, policy)));
         reports_.push_back(std::move(report));
     }
-    [[nodiscard]] std::string name_of_file(const std::string& name) const { return (folder_ / name).string(); }
+    [[nodiscard]] std::string name_of_file(const std::string& name) const {
+        return (folder_ / name).string();
+    }
 
     [[nodiscard]] nlohmann::ordered_json json() const {
         nlohmann::ordered_json out = {
@@ -202,7 +218,8 @@ private:
 void check_policies(const options& wanted, space& memory) {
     for (const std::string& policy : wanted.policies) {
         if (!memory.set_policy(policy.c_str())) {
-            throw bad_input("--policy: there is no policy '" + policy + "'; known are first_touch and mapped");
+            throw bad_input("--policy: there is no policy '" + policy +
+                            "'; known are first_touch and mapped");
         }
     }
 }
@@ -211,7 +228,8 @@ void make_folder(const std::string& path) {
     std::error_code error;
     std::filesystem::create_directories(path, error);
     if (error || !std::filesystem::is_directory(path)) {
-        throw bad_input(path + ": cannot be made a folder: " + (error ? error.message() : "it is a file"));
+        throw bad_input(path +
+                        ": cannot be made a folder: " + (error ? error.message() : "it is a file"));
     }
 }
 
@@ -232,8 +250,10 @@ int run(int count, char** words) {
     work.run_all();
     work.write_results();
     work.print();
-    fmt::print("\n{} in {:.0f} s\n", work.is_correct() ? "All results equal the CPU's," : "RESULTS DIFFER FROM THE CPU'S,",
-               std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    fmt::print(
+        "\n{} in {:.0f} s\n",
+        work.is_correct() ? "All results equal the CPU's," : "RESULTS DIFFER FROM THE CPU'S,",
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     return work.is_correct() ? 0 : 2;
 }
 

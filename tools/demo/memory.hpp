@@ -20,7 +20,7 @@ namespace detail {
 
 }  // namespace detail
 
-// Free and easily freed memory, or what the cgroup's limit leaves if that is less. 0 if nothing is known.
+// Free and easily freed memory, or what the cgroup's limit leaves if that is less; 0 if unknown.
 [[nodiscard]] inline std::uint64_t available_bytes() {
     std::uint64_t bytes = 0;
     std::ifstream file{"/proc/meminfo"};
@@ -35,7 +35,8 @@ namespace detail {
     }
     constexpr const char* limits[][2] = {
         {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
+        {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+         "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
     for (const auto& [limit_path, used_path] : limits) {
         const std::uint64_t limit = detail::number_in(limit_path, UINT64_MAX);
         const std::uint64_t used = detail::number_in(used_path, 0);

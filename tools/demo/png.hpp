@@ -62,8 +62,9 @@ inline image read_png(const std::string& path) {
     }
     const std::uint64_t pixels = std::uint64_t{work.image.width} * work.image.height;
     if (pixels > largest_pixels) {
-        throw bad_input(fmt::format("{}: {} x {} pixels are more than the {} million that the demo takes", path,
-                                    work.image.width, work.image.height, largest_pixels / 1'000'000));
+        throw bad_input(
+            fmt::format("{}: {} x {} pixels are more than the {} million that the demo takes", path,
+                        work.image.width, work.image.height, largest_pixels / 1'000'000));
     }
     // Without the flag, libpng takes 16-bit pictures that name no gamma for linear light.
     work.image.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;
@@ -100,11 +101,13 @@ inline void write_png(const std::string& path, const image& picture) {
     work.image.height = picture.height;
     work.image.format = is_opaque ? PNG_FORMAT_RGB : PNG_FORMAT_RGBA;
     work.image.flags = PNG_IMAGE_FLAG_FAST;
-    const bool is_encoded = png_image_write_to_stdio(&work.image, file.get(), 0, data, 0, nullptr) != 0;
+    const bool is_encoded =
+        png_image_write_to_stdio(&work.image, file.get(), 0, data, 0, nullptr) != 0;
     const bool is_closed = std::fclose(file.release()) == 0;
     const int error = errno;
     if (!is_encoded || !is_closed || std::rename(partial.c_str(), path.c_str()) != 0) {
-        const std::string reason = !is_encoded ? work.image.message : std::strerror(is_closed ? errno : error);
+        const std::string reason =
+            !is_encoded ? work.image.message : std::strerror(is_closed ? errno : error);
         std::remove(partial.c_str());
         throw bad_input(fmt::format("{}: cannot be written: {}", path, reason));
     }

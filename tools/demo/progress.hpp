@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // progress.hpp - how far long work has come, on the error stream.
 //
-// Model    On a terminal one line that is redrawn at most ten times a second and cleared at the end; else
-//          a plain line at every quarter, so that a log stays short. Silent if told so.
+// Model    On a terminal one line that is redrawn at most ten times a second and cleared at the
+//          end; else a plain line at every quarter, so that a log stays short. Silent if told so.
 // Threads  One.
 #pragma once
 
@@ -27,8 +27,12 @@ enum class progress_style : std::uint8_t { silent, lines, bar };
 
 class progress_bar {
 public:
-    progress_bar(std::string title, std::uint64_t total, progress_style style, std::FILE* out = stderr)
-        : title_{std::move(title)}, total_{std::max<std::uint64_t>(total, 1)}, style_{style}, out_{out} {
+    progress_bar(std::string title, std::uint64_t total, progress_style style,
+                 std::FILE* out = stderr)
+        : title_{std::move(title)},
+          total_{std::max<std::uint64_t>(total, 1)},
+          style_{style},
+          out_{out} {
         show(0);
     }
     progress_bar(const progress_bar&) = delete;

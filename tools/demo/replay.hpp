@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // replay.hpp - the blocks of a trace in unified memory: written by kernels, verified when freed.
 //
-// Model    One region holds all blocks at their planned offsets, one queue does all the work in order. A
-//          block is filled with its own pattern when it is allocated. When it is freed a kernel compares
-//          every word and adds them up; each sixteenth block is compared by the CPU instead, at the same
-//          pointer. The sums must come to what the pattern's formula says.
+// Model    One region holds all blocks at their planned offsets, one queue does all the work in
+//          order. A block is filled with its own pattern when it is allocated. When it is freed a
+//          kernel compares every word and adds them up; each sixteenth block is compared by the
+//          CPU instead, at the same pointer. The sums must come to what the pattern's formula
+//          says.
 // Failure  demo_failure if the library refuses something; what differs is counted in the report.
 #pragma once
 
@@ -30,7 +31,10 @@ namespace xmm::demo {
 class replay {
 public:
     replay(space& memory, node_id device, const block_plan& plan)
-        : memory_{memory}, device_{device}, plan_{plan}, queue_{check(memory.make_queue(device), "make a queue")} {}
+        : memory_{memory},
+          device_{device},
+          plan_{plan},
+          queue_{check(memory.make_queue(device), "make a queue")} {}
     replay(const replay&) = delete;
     replay& operator=(const replay&) = delete;
     ~replay() {
@@ -53,7 +57,8 @@ public:
         run_report out;
         {
             const run_clock clock{memory_};
-            residency_sampler sampler{memory_, device_, {{to_address(blocks_), plan_.extent_bytes}}};
+            residency_sampler sampler{
+                memory_, device_, {{to_address(blocks_), plan_.extent_bytes}}};
             execute(title, style);
             clock.fill(out, device_);
             places = sampler.finish(title);
@@ -64,8 +69,8 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t cpu_share = 16;      // every so manieth block is verified by the CPU
-    static constexpr std::uint32_t most_in_flight = 64; // launches between two waits
+    static constexpr std::uint32_t cpu_share = 16;  // every so manieth block is verified by the CPU
+    static constexpr std::uint32_t most_in_flight = 64;  // launches between two waits
     enum : std::size_t { result_mismatches, result_sum, result_count };
 
     void execute(const std::string& title, progress_style style) {
@@ -102,11 +107,12 @@ private:
         const device_view<std::uint64_t> block{words_of(step), count_of(step)};
         const block_pattern pattern{step.block};
         const auto kernel = [block, pattern](std::size_t first, std::size_t last) {
-            block.for_each_span(first, last - first, [&](std::span<std::uint64_t> words, std::size_t at) {
-                for (std::size_t i = 0; i < words.size(); ++i) {
-                    words[i] = pattern(at + i);
-                }
-            });
+            block.for_each_span(first, last - first,
+                                [&](std::span<std::uint64_t> words, std::size_t at) {
+                                    for (std::size_t i = 0; i < words.size(); ++i) {
+                                        words[i] = pattern(at + i);
+                                    }
+                                });
         };
         check(launch(queue_, {writes(block.data(), step.bytes)},
                      [&](soft::stream& on) { return on.parallel_for(block.size(), kernel); }),
@@ -115,23 +121,27 @@ private:
 
     void verify(const plan_step& step) {
         const device_view<const std::uint64_t> block{words_of(step), count_of(step)};
-        const device_view<std::uint64_t> results{static_cast<std::uint64_t*>(results_), result_count};
+        const device_view<std::uint64_t> results{static_cast<std::uint64_t*>(results_),
+                                                 result_count};
         const block_pattern pattern{step.block};
         const auto kernel = [block, results, pattern](std::size_t first, std::size_t last) {
             std::uint64_t mismatches = 0, sum = 0;
-            block.for_each_span(first, last - first, [&](std::span<const std::uint64_t> words, std::size_t at) {
-                for (std::size_t i = 0; i < words.size(); ++i) {
-                    mismatches += words[i] != pattern(at + i) ? 1 : 0;
-                    sum += words[i];
-                }
-            });
+            block.for_each_span(first, last - first,
+                                [&](std::span<const std::uint64_t> words, std::size_t at) {
+                                    for (std::size_t i = 0; i < words.size(); ++i) {
+                                        mismatches += words[i] != pattern(at + i) ? 1 : 0;
+                                        sum += words[i];
+                                    }
+                                });
             if (mismatches != 0) {
                 results.fetch_add(result_mismatches, mismatches);
             }
             results.fetch_add(result_sum, sum);
         };
-        check(launch(queue_, {reads(block.data(), step.bytes), reads_writes(results.data(), result_count * 8)},
-                     [&](soft::stream& on) { return on.parallel_for(block.size(), kernel); }),
+        check(launch(
+                  queue_,
+                  {reads(block.data(), step.bytes), reads_writes(results.data(), result_count * 8)},
+                  [&](soft::stream& on) { return on.parallel_for(block.size(), kernel); }),
               "launch a verifying kernel");
         expected_sum_ += pattern.sum(block.size());
         ++blocks_by_kernel_;
@@ -151,11 +161,12 @@ private:
         const auto* results = static_cast<const std::uint64_t*>(results_);
         const std::uint64_t mismatches = results[result_mismatches] + cpu_mismatches_;
         out.is_correct = mismatches == 0 && results[result_sum] == expected_sum_;
-        out.check = fmt::format("{} blocks by kernels, {} by the CPU: {}", show_count(blocks_by_kernel_),
-                                show_count(blocks_by_cpu_),
-                                mismatches != 0                          ? fmt::format("{} words differ", mismatches)
-                                : results[result_sum] != expected_sum_ ? std::string{"the sum differs"}
-                                                                         : std::string{"every word as written"});
+        out.check = fmt::format("{} blocks by kernels, {} by the CPU: {}",
+                                show_count(blocks_by_kernel_), show_count(blocks_by_cpu_),
+                                mismatches != 0 ? fmt::format("{} words differ", mismatches)
+                                : results[result_sum] != expected_sum_
+                                    ? std::string{"the sum differs"}
+                                    : std::string{"every word as written"});
         out.part = "replay";
         out.data_bytes = plan_.extent_bytes;
         out.work_bytes = 2 * plan_.written_bytes;

@@ -18,30 +18,32 @@ struct run_report {
     std::string part;
     std::string policy;
     double seconds = 0;
-    std::uint64_t work_bytes = 0;       // what kernels and the CPU read and wrote, as the part counts it
-    std::uint64_t data_bytes = 0;       // unified memory in use
-    std::uint64_t device_bytes = 0;     // the device's size
+    std::uint64_t work_bytes = 0;  // what kernels and the CPU read and wrote, as the part counts it
+    std::uint64_t data_bytes = 0;  // unified memory in use
+    std::uint64_t device_bytes = 0;  // the device's size
     std::uint64_t bytes_to_device = 0;
     std::uint64_t bytes_to_host = 0;
-    std::uint64_t mapped_bytes = 0;     // reached over the link without a move
+    std::uint64_t mapped_bytes = 0;  // reached over the link without a move
     std::uint64_t device_faults = 0;
     std::uint64_t cpu_faults = 0;
-    std::uint64_t coalesced = 0;        // faults that found their page already there or on its way
+    std::uint64_t coalesced = 0;  // faults that found their page already there or on its way
     std::uint64_t reclaimed_bytes = 0;
     std::uint64_t pages_on_device = 0;
     std::uint64_t pages_on_host = 0;
-    std::string check;                  // what was compared with the CPU
+    std::string check;  // what was compared with the CPU
     bool is_correct = false;
 };
 
 [[nodiscard]] inline std::string report_table(const std::vector<run_report>& runs) {
-    table out{{"part", "policy", "seconds", "to device", "to host", "mapped", "device faults", "CPU faults",
-               "coalesced", "reclaimed", "pages dev/host", "check"},
+    table out{{"part", "policy", "seconds", "to device", "to host", "mapped", "device faults",
+               "CPU faults", "coalesced", "reclaimed", "pages dev/host", "check"},
               2};
     for (const run_report& run : runs) {
-        out.add({run.part, run.policy, fmt::format("{:.2f}", run.seconds), show_bytes(run.bytes_to_device),
-                 show_bytes(run.bytes_to_host), show_bytes(run.mapped_bytes), show_count(run.device_faults),
-                 show_count(run.cpu_faults), show_count(run.coalesced), show_bytes(run.reclaimed_bytes),
+        out.add({run.part, run.policy, fmt::format("{:.2f}", run.seconds),
+                 show_bytes(run.bytes_to_device), show_bytes(run.bytes_to_host),
+                 show_bytes(run.mapped_bytes), show_count(run.device_faults),
+                 show_count(run.cpu_faults), show_count(run.coalesced),
+                 show_bytes(run.reclaimed_bytes),
                  fmt::format("{}/{}", run.pages_on_device, run.pages_on_host),
                  run.is_correct ? "equal" : "DIFFERS"});
     }

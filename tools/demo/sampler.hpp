@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // sampler.hpp - notes every few milliseconds where the pages of some ranges are.
 //
-// Model    A thread takes samples for a heat map. When it has twice as many as a picture has columns it
-//          drops every second one and goes on at half the pace, so that any run fits.
+// Model    A thread takes samples for a heat map. When it has twice as many as a picture has
+//          columns it drops every second one and goes on at half the pace, so that any run fits.
 // Threads  One owner; the sampling thread lives as long as the object.
 #pragma once
 

@@ -26,7 +26,8 @@ namespace xmm::demo {
     }
     if (bytes >= std::uint64_t{1} << 20) {
         const double mib = in(20);
-        return fmt::format("{:.{}f} MiB", mib, mib < 100 && mib != static_cast<double>(bytes >> 20) ? 1 : 0);
+        return fmt::format("{:.{}f} MiB", mib,
+                           mib < 100 && mib != static_cast<double>(bytes >> 20) ? 1 : 0);
     }
     if (bytes >= std::uint64_t{1} << 10) {
         return fmt::format("{:.0f} KiB", in(10));
@@ -35,8 +36,9 @@ namespace xmm::demo {
 }
 
 [[nodiscard]] inline std::string show_rate(std::uint64_t bytes_per_second) {
-    return bytes_per_second == 0 ? "unlimited"
-                                 : fmt::format("{:.3g} GB/s", static_cast<double>(bytes_per_second) / 1e9);
+    return bytes_per_second == 0
+               ? "unlimited"
+               : fmt::format("{:.3g} GB/s", static_cast<double>(bytes_per_second) / 1e9);
 }
 
 [[nodiscard]] inline std::string show_count(std::uint64_t count) {

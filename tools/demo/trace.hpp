@@ -72,12 +72,14 @@ public:
             }
             const char* begin = buffer_.data() + at_;
             const auto* stop = static_cast<const char*>(std::memchr(begin, '\n', end_ - at_));
-            const std::size_t count = stop != nullptr ? static_cast<std::size_t>(stop - begin) : end_ - at_;
+            const std::size_t count =
+                stop != nullptr ? static_cast<std::size_t>(stop - begin) : end_ - at_;
             line_.append(begin, count);
             at_ += count + (stop != nullptr ? 1 : 0);
             if (line_.size() > longest_line) {
                 ++line_number_;
-                fail(fmt::format("the line is longer than {} characters; is this a trace?", longest_line));
+                fail(fmt::format("the line is longer than {} characters; is this a trace?",
+                                 longest_line));
             }
             if (stop != nullptr) {
                 ++line_number_;
@@ -97,7 +99,8 @@ public:
 private:
     bool fill() {
         at_ = end_ = 0;
-        const int count = gzread(file_.get(), buffer_.data(), static_cast<unsigned>(buffer_.size()));
+        const int count =
+            gzread(file_.get(), buffer_.data(), static_cast<unsigned>(buffer_.size()));
         int code = Z_OK;
         const char* why = gzerror(file_.get(), &code);
         // A cut archive yields its last bytes together with Z_BUF_ERROR.
@@ -136,7 +139,8 @@ inline std::uint64_t number_field(const line_reader& lines, std::string_view tex
     return value;
 }
 
-inline std::array<std::string_view, 5> split_fields(const line_reader& lines, std::string_view line) {
+inline std::array<std::string_view, 5> split_fields(const line_reader& lines,
+                                                    std::string_view line) {
     std::array<std::string_view, 5> fields;
     std::size_t count = 0;
     for (std::string_view rest = line;;) {
@@ -187,8 +191,8 @@ inline trace read_trace(const std::string& path) {
         }
         const std::uint64_t id = detail::number_field(lines, fields[1], "id", UINT64_MAX);
         event.bytes = detail::number_field(lines, fields[2], "size", detail::largest_block_bytes);
-        event.stream =
-            static_cast<std::uint32_t>(detail::number_field(lines, fields[3], "stream", UINT32_MAX));
+        event.stream = static_cast<std::uint32_t>(
+            detail::number_field(lines, fields[3], "stream", UINT32_MAX));
         event.microseconds = detail::number_field(lines, fields[4], "time", UINT64_MAX);
         if (event.bytes == 0) {
             lines.fail("a block of 0 bytes");
@@ -211,8 +215,8 @@ inline trace read_trace(const std::string& path) {
                 lines.fail(fmt::format("block {} is freed but not alive", id));
             }
             if (found->second.bytes != event.bytes) {
-                lines.fail(fmt::format("block {} is freed with {} bytes but has {}", id, event.bytes,
-                                       found->second.bytes));
+                lines.fail(fmt::format("block {} is freed with {} bytes but has {}", id,
+                                       event.bytes, found->second.bytes));
             }
             event.block = found->second.block;
             if (event.op == trace_op::free_done) {

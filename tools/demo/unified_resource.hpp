@@ -15,17 +15,21 @@ namespace xmm::demo {
 
 class unified_resource final : public std::pmr::memory_resource {
 public:
-    explicit unified_resource(space& memory, map_options options = {}) : memory_{memory}, options_{options} {}
+    explicit unified_resource(space& memory, map_options options = {})
+        : memory_{memory}, options_{options} {}
 
 private:
     void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-        auto mapped = alignment <= page_bytes ? memory_.map(bytes, options_) : fail(errc::unsupported, "alignment");
+        auto mapped = alignment <= page_bytes ? memory_.map(bytes, options_)
+                                              : fail(errc::unsupported, "alignment");
         if (!mapped) {
             throw std::bad_alloc{};
         }
         return *mapped;
     }
-    void do_deallocate(void* pointer, std::size_t, std::size_t) override { (void)memory_.unmap(pointer); }
+    void do_deallocate(void* pointer, std::size_t, std::size_t) override {
+        (void)memory_.unmap(pointer);
+    }
     [[nodiscard]] bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
         const auto* same = dynamic_cast<const unified_resource*>(&other);
         return same != nullptr && &same->memory_ == &memory_;
