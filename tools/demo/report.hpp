@@ -35,7 +35,7 @@ struct run_report {
 };
 
 [[nodiscard]] inline std::string report_table(const std::vector<run_report>& runs) {
-    table out{{"part", "policy", "seconds", "to device", "to host", "mapped", "device faults",
+    table out{{"part", "policy", "seconds", "to device", "to host", "mapped", "dev faults",
                "CPU faults", "coalesced", "reclaimed", "pages dev/host", "check"},
               2};
     for (const run_report& run : runs) {
