@@ -126,6 +126,11 @@ public:
         return nodes_[0];
     }
 
+    // The device whose queues carry what stays on the hosts; null if the space has none.
+    [[nodiscard]] node* host_carrier() noexcept {
+        return host_count_ < node_count() ? &nodes_[host_count_] : nullptr;
+    }
+
     // ---- regions
 
     // What regions move in unless told: at most 1/16 of the smallest device's limit.
@@ -197,6 +202,9 @@ public:
         }
         found->is_leaving = true;
         return found;
+    }
+    void give_up_unmap(region& one) noexcept {
+        with(lock_, [&] { one.is_leaving = false; });
     }
     template <class Fn>
     void for_each_region(Fn&& fn) noexcept {
@@ -324,7 +332,8 @@ private:
         if (added.book == nullptr) {
             return fail(errc::no_memory, "the host has no memory for a node's ledger");
         }
-        for (unsigned use = 0; use < node::queue_count; ++use) {
+        // Hosts have no queues: what moves among them goes through a device's.
+        for (unsigned use = 0; use < node::queue_count && !is_host; ++use) {
             const bool is_quiet = use == node::quiet_in || use == node::quiet_out;
             result<queue_id> made =
                 driver.queue_create(id, is_quiet ? queue_priority::background : queue_priority::urgent);

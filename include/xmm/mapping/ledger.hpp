@@ -100,7 +100,7 @@ private:
 };
 
 [[nodiscard]] inline ledger* ledger_of(node_id node, std::size_t capacity) noexcept {
-    return registry::instance().object<ledger_book>().find_or_open(node, capacity);
+    return registry::object<ledger_book>().find_or_open(node, capacity);
 }
 
 }  // namespace xmm

@@ -41,7 +41,7 @@ struct node {
         void add(std::uint64_t more) noexcept { value.fetch_add(more, std::memory_order_relaxed); }
         std::uint64_t get() const noexcept { return value.load(std::memory_order_relaxed); }
     };
-    // Directions are seen from the device; a host's queues serve copies between hosts.
+    // Directions are seen from the device.
     enum queue_use : unsigned { urgent_in, urgent_out, quiet_in, quiet_out, queue_count };
 
     // (C) constant once published
@@ -51,7 +51,7 @@ struct node {
     backend_ref driver;                 // (C)
     node_description about;             // (C)
     ledger* book = nullptr;             // (C)
-    std::array<queue_id, queue_count> queues{};  // (C)
+    std::array<queue_id, queue_count> queues{};  // (C)  a device's; hosts have none
     frame_pool pool;
     page_list active;
 

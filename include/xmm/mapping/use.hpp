@@ -9,7 +9,7 @@
 // Failure  A launch whose record cannot be made waits for its work to finish instead.
 #pragma once
 
-#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <span>
@@ -78,7 +78,7 @@ public:
 
     // Returns once no launch names the granule. Blocks as long as its kernels run.
     void await_unused(granule& wanted, va_range va) noexcept {
-        for (;;) {
+        for (unsigned rounds = 0;;) {
             retire_finished();
             if (!wanted.is_used()) {
                 return;
@@ -98,7 +98,7 @@ public:
             if (driver) {
                 static_cast<void>(driver.wait(point));  // a lost queue is done, too
             } else {
-                ::sched_yield();  // marked, its record not noted yet: the launch is being made
+                await_note(++rounds);
             }
         }
     }
@@ -118,6 +118,18 @@ private:
         use uses[uses_per_record];
     };
     using launch_list = list<launch_record, &launch_record::link>;
+
+    // Marked, its record not noted yet: the launch is being made. If that takes seconds, it is most likely
+    // waiting for this very fault, and the program should know.
+    static void await_note(unsigned rounds) noexcept {
+        ::usleep(rounds < 100 ? 10 : 1000);
+        if (rounds == 5000) {
+            static constexpr char text[] =
+                "xmm: a launch has been in the making for seconds while a page that it names is wanted "
+                "elsewhere; does its function touch that page on the CPU?\n";
+            static_cast<void>(!::write(2, text, sizeof text - 1));
+        }
+    }
 
     void take_back(va_range range) noexcept {
         for (address at = range.begin; at < range.end();) {

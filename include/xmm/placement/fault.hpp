@@ -80,8 +80,8 @@ private:
         bool was_resolved = false;  // before this look
         bool keeps_copy = false;    // move: leave the old frame as the home
         unsigned to = no_slot;      // move: the node; its transit has begun
-        va_range va;
-        status outcome;
+        va_range va{};
+        status outcome{};
     };
     struct attempt {
         node& from;
@@ -89,7 +89,7 @@ private:
         address at;
         access wanted;
         bool stays_on_host = false;  // no frame was to be had on the device
-        status last;
+        status last{};
 
         [[nodiscard]] bool is_cpu() const noexcept { return accessor == cpu_accessor; }
     };

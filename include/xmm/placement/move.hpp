@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <span>
 
 #include <xmm/mapping/address_space.hpp>
@@ -29,7 +30,7 @@ struct transfer {
     bool keeps_copy = false;           // read-mostly: the old frame stays, as the data's home
     bool is_overwritten = false;       // a first touch that needs no zeroes: all of it is written next
     std::size_t bytes = 0;             // filled in, as the outcome: `to` may be gone after a failure
-    status outcome;
+    status outcome{};
 };
 
 class mover {
@@ -202,11 +203,15 @@ private:
         if (from == nullptr && (one.to->backing.zeroed || one.is_overwritten)) {
             return;
         }
-        // A device's own queues carry its traffic, both ways; hosts among themselves use theirs.
-        node& carrier = from != nullptr && target.is_host ? space_.at_slot(from->slot) : target;
-        const bool is_in = !target.is_host || carrier.is_host;
-        const queue_id urgent = carrier.queues[is_in ? node::urgent_in : node::urgent_out];
-        const queue_id quiet = carrier.queues[is_in ? node::quiet_in : node::quiet_out];
+        // A device's own queues carry its traffic, both ways; some device's carry what stays on hosts.
+        const bool is_out = from != nullptr && target.is_host && !from->is_host;
+        node* carrier = is_out ? &space_.at_slot(from->slot) : target.is_host ? space_.host_carrier() : &target;
+        if (carrier == nullptr) {
+            bring_on_host(one, from);
+            return;
+        }
+        const queue_id urgent = carrier->queues[is_out ? node::urgent_out : node::urgent_in];
+        const queue_id quiet = carrier->queues[is_out ? node::quiet_out : node::quiet_in];
         unsigned i = 0;
         while (i < lane_count && !(all[i].urgent == urgent && all[i].is_fill == (from == nullptr))) {
             ++i;
@@ -214,7 +219,7 @@ private:
         lane& chosen = all[i];
         if (i == lane_count) {
             ++lane_count;
-            chosen.at = &carrier;
+            chosen.at = carrier;
             chosen.urgent = urgent;
             chosen.quiet = quiet;
             chosen.is_fill = from == nullptr;
@@ -223,10 +228,24 @@ private:
         const address source = from != nullptr ? from->backing.standing : 0;
         chosen.pieces[chosen.count] = {{one.to->backing.standing, bytes}, {source, bytes}};
         chosen.owners[chosen.count++] = &one;
-        (from != nullptr ? target.bytes_in : target.bytes_zeroed).add(bytes);
+        count_bytes(one, from);
+    }
+    void count_bytes(const transfer& one, const frame_record* from) noexcept {
+        node& target = space_.at_slot(one.to->slot);
+        (from != nullptr ? target.bytes_in : target.bytes_zeroed).add(one.bytes);
         if (from != nullptr) {
-            space_.at_slot(from->slot).bytes_out.add(bytes);
+            space_.at_slot(from->slot).bytes_out.add(one.bytes);
         }
+    }
+    // Without any device, host frames are the CPU's own: their standing addresses are plain memory.
+    void bring_on_host(transfer& one, const frame_record* from) noexcept {
+        void* to = to_pointer(one.to->backing.standing);
+        if (from != nullptr) {
+            std::memcpy(to, to_pointer(from->backing.standing), one.bytes);
+        } else {
+            std::memset(to, 0, one.bytes);
+        }
+        count_bytes(one, from);
     }
 
     result_ticket submit(lane& one, queue_id queue) noexcept {

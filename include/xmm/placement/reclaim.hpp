@@ -147,7 +147,7 @@ private:
     // Ends the transit. A host's copy becomes the home if the home was here.
     bool drop_copies(granule& victim, node& from) noexcept {
         std::lock_guard guard{victim.lock};
-        status outcome;
+        status outcome{};
         if (victim.home != from.slot) {
             outcome = moves_.drop_copy_locked(victim, from.slot);
         } else {

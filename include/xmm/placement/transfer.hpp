@@ -58,7 +58,7 @@ private:
     struct group {
         struct entry {
             piece part;
-            node* carrier = nullptr;  // null: plain to plain
+            node* carrier = nullptr;  // null: the CPU does it, between plain addresses
             bool is_in = true;
             bool is_fill = false;
             granule* held[2] = {};
@@ -107,8 +107,8 @@ private:
         } else if (from_device) {
             one.carrier = &space_.at_slot(source.on->slot);
             one.is_in = false;
-        } else if (target.on != nullptr || source.on != nullptr) {
-            one.carrier = &space_.at_slot(target.on != nullptr ? target.on->slot : source.on->slot);
+        } else {
+            one.carrier = target.on != nullptr || source.on != nullptr ? space_.host_carrier() : nullptr;
         }
         if (source.on != nullptr) {
             space_.at_slot(source.on->slot).bytes_out.add(one.part.to.bytes);
@@ -131,8 +131,6 @@ private:
                     outcome = fail(errc::busy, "the page is on its way");
                 } else if (page.current() == residency::untouched && !has_write(who)) {
                     wanted.is_zero = true;
-                    page.add_hold_locked();  // nobody may touch it first while it counts as zero
-                    wanted.held = &page;
                 } else if (page.current() == residency::untouched) {
                     page.begin_transit_locked(false);
                     first_touched = &page;
@@ -171,11 +169,7 @@ private:
     }
     // The page is in transit for this thread.
     status place(granule& page, node& on, va_range va, std::size_t part) noexcept {
-        result<frame_record*> taken =
-            on.is_host ? frames_.obtain_on_host(on, va.bytes) : frames_.obtain(on, va.bytes);
-        if (!taken && !on.is_host) {
-            taken = frames_.obtain_on_host(on, va.bytes);
-        }
+        result<frame_record*> taken = obtain(on, va.bytes);
         if (!taken) {
             with(page.lock, [&] { page.end_transit_locked(); });
             return taken.error();
@@ -183,6 +177,15 @@ private:
         transfer one{.moved = &page, .to = *taken, .is_overwritten = part == va.bytes};
         static_cast<void>(moves_.move({&one, 1}, false));
         return one.outcome;
+    }
+    // On the wanted node, else on a host.
+    result<frame_record*> obtain(node& on, std::size_t bytes) noexcept {
+        if (!on.is_host) {
+            if (result<frame_record*> taken = frames_.obtain(on, bytes)) {
+                return taken;
+            }
+        }
+        return frames_.obtain_on_host(on, bytes);
     }
     // Waits for what made the two sides busy; this thread holds nothing.
     void await(address to, address from) noexcept {
@@ -211,7 +214,7 @@ private:
         std::array<node*, group_size> at{};
         std::array<bool, group_size> is_sent{};
         unsigned point_count = 0;
-        status outcome;
+        status outcome{};
         for (unsigned i = 0; i < work.count && outcome; ++i) {
             if (is_sent[i]) {
                 continue;
@@ -259,6 +262,10 @@ private:
         return outcome;
     }
     static void copy_plain(const group::entry& one) noexcept {
+        if (one.is_fill) {
+            std::memset(to_pointer(one.part.to.begin), 0, one.part.to.bytes);
+            return;
+        }
         std::memcpy(to_pointer(one.part.to.begin), to_pointer(one.part.from.begin), one.part.to.bytes);
     }
 
