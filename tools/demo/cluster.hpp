@@ -73,14 +73,14 @@ public:
           device_{device},
           input_{input},
           queue_{check(memory.make_queue(device), "make a queue")},
-          unified_{memory, options_for(device)} {}
+          unified_{memory, options_for_vectors()} {}
     cluster_run(const cluster_run&) = delete;
     cluster_run& operator=(const cluster_run&) = delete;
     ~cluster_run() { (void)queue_.synchronize(); }
 
     run_report run(const std::string& title, progress_style style, heat_map& places) {
         run_report out;
-        progress_bar bar{title, input_.iterations + 3u, style};
+        progress_bar bar{title, input_.iterations + 2u, style};
         const std::size_t count = input_.colours.size();
         std::pmr::vector<colour> colours{&unified_};
         std::pmr::vector<std::uint8_t> labels{&unified_};
@@ -89,12 +89,13 @@ public:
         colours.reserve(count);
         labels.reserve(count);
         painted.reserve(count);
-        const run_clock clock{memory_};
-        residency_sampler sampler{memory_,
-                                  device_,
-                                  {{to_address(colours.data()), count * sizeof(colour)},
-                                   {to_address(labels.data()), count},
-                                   {to_address(painted.data()), count * sizeof(rgba)}}};
+        const run_clock clock{memory_, queue_};
+        residency_sampler sampler{
+            memory_,
+            device_,
+            {{"colours", {to_address(colours.data()), count * sizeof(colour)}},
+             {"labels", {to_address(labels.data()), count}},
+             {"painted", {to_address(painted.data()), count * sizeof(rgba)}}}};
         colours.assign(input_.colours.begin(), input_.colours.end());
         labels.assign(count, 0);
         painted.assign(input_.pixels.begin(), input_.pixels.end());
@@ -121,7 +122,7 @@ public:
             std::equal(labels.begin(), labels.end(), input_.expected.labels.begin());
         const bool painted_equal =
             std::equal(painted.begin(), painted.end(), input_.painted.begin());
-        clock.fill(out, device_);
+        clock.fill(out);
         places = sampler.finish(title);
         count_places(places, out);
         picture_.assign(painted.begin(), painted.end());
@@ -145,10 +146,9 @@ private:
     static constexpr std::size_t pixels_at_once =
         4096;  // while their pages are held in place: 0.1 ms
 
-    [[nodiscard]] static map_options options_for(node_id device) noexcept {
+    [[nodiscard]] static map_options options_for_vectors() noexcept {
         map_options out;
         out.granule_bytes = page_bytes;
-        out.preferred = device;
         out.name = "k-means";
         return out;
     }

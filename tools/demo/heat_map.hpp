@@ -27,8 +27,15 @@ struct heat_sample {
     std::vector<page_place> pages;  // by address
 };
 
+// Pages that belong together, from `first` on.
+struct heat_stretch {
+    std::string name;
+    std::size_t first = 0;
+};
+
 struct heat_map {
     std::string title;
+    std::vector<heat_stretch> stretches;  // by address; shown if there are several
     std::size_t page_bytes = std::size_t{1} << 21;
     std::size_t device_bytes = 0;  // the device's size: a line in the strip
     double seconds = 0;            // when the run ended
@@ -78,7 +85,12 @@ inline image draw_heat_map(const heat_map& map) {
     // Legend, in one line under the title.
     int x = left;
     const char* const names[] = {"untouched", "on the host", "on the device", "on both"};
-    for (unsigned place = 0; place < 4; ++place) {
+    const bool has_copies =
+        std::any_of(map.samples.begin(), map.samples.end(), [](const heat_sample& one) {
+            return std::find(one.pages.begin(), one.pages.end(), page_place::both) !=
+                   one.pages.end();
+        });
+    for (unsigned place = 0; place < (has_copies ? 4u : 3u); ++place) {
         draw.fill(x, 50, 14, 14, place_colours[place]);
         draw.text(x + 22, 50, names[place], ink, 2);
         x += 22 + canvas::text_width(names[place]) + 36;
@@ -89,7 +101,7 @@ inline image draw_heat_map(const heat_map& map) {
     draw.fill(left, top, plot_width, plot_height, place_colours[0]);
     const std::size_t bytes = pages * map.page_bytes;
     const std::size_t strip_bytes =
-        std::max<std::size_t>({map.device_bytes + map.device_bytes / 4, map.page_bytes});
+        std::max<std::size_t>({map.device_bytes + map.device_bytes / 2, map.page_bytes});
     draw.fill(left, strip_top, plot_width, strip_height, place_colours[0]);
     std::size_t at = 0;
     for (int column = 0; column < plot_width && pages != 0; ++column) {
@@ -128,6 +140,15 @@ inline image draw_heat_map(const heat_map& map) {
                                        (plot_height - 1));
         mark(y, offset == 0 ? "0" : fmt::format("{} MiB", offset >> 20));
     }
+    for (std::size_t i = 0; i < map.stretches.size() && map.stretches.size() > 1; ++i) {
+        const heat_stretch& one = map.stretches[i];
+        const int y = top + plot_height -
+                      static_cast<int>(one.first * plot_height / std::max<std::size_t>(pages, 1));
+        draw.fill(left, y, i == 0 ? 0 : plot_width, 1, paper);
+        // On a ground of its own, since it lies over all colours.
+        draw.fill(left + 4, y - 26, canvas::text_width(one.name) + 12, 22, paper);
+        draw.text(left + 10, y - 22, one.name, ink, 2);
+    }
     const int line = strip_top + strip_height -
                      static_cast<int>(static_cast<double>(map.device_bytes) /
                                       static_cast<double>(strip_bytes) * strip_height);
@@ -136,7 +157,7 @@ inline image draw_heat_map(const heat_map& map) {
     }
     mark(line, fmt::format("{} MiB", map.device_bytes >> 20));
     mark(strip_top + strip_height - 1, "0");
-    draw.text(left + 8, strip_top + 3, "held by the device", faint_ink, 1);
+    draw.text(left + 10, strip_top + 9, "held by the device", faint_ink, 2);
     draw.frame(left - 1, top - 1, plot_width + 2, plot_height + 2, faint_ink);
     draw.frame(left - 1, strip_top - 1, plot_width + 2, strip_height + 2, faint_ink);
     const double seconds_step = axis_step(span, 10);

@@ -14,7 +14,6 @@
 #include <xmm/xmm.hpp>
 
 #include "check.hpp"
-#include "memory.hpp"
 #include "table.hpp"
 #include "tree.hpp"
 
@@ -88,9 +87,7 @@ namespace detail {
     utsname system{};
     uname(&system);
     const topology& machine = machine_topology();
-    tree root{fmt::format("{} ({} {}), {} of memory free", system.nodename, system.sysname,
-                          system.machine, show_bytes(available_bytes())),
-              {}};
+    tree root{fmt::format("{} ({} {})", system.nodename, system.sysname, system.machine), {}};
     for (const host_node& host : machine.hosts()) {
         tree& at = root.add(fmt::format("node {}  {}  {}", host.id.value, host.name.data(),
                                         show_bytes(host.bytes)));

@@ -48,11 +48,11 @@ struct demo_input {
     return std::max<std::size_t>(bytes / 2 / page_bytes * page_bytes, 8 * mib);
 }
 
-// About a sixteenth of what is free, so that two copies of it and the CPU's own run fit well.
+// A small part of what is free, so that the copies on both nodes and the CPU's own run fit well.
 [[nodiscard]] std::size_t replay_peak(bool is_quick) {
     constexpr std::size_t quick_bytes = 48 * mib;
     return is_quick ? quick_bytes
-                    : std::clamp<std::size_t>(available_bytes() / 16, 64 * mib, 512 * mib);
+                    : std::clamp<std::size_t>(available_bytes() / 8, 64 * mib, 512 * mib);
 }
 
 [[nodiscard]] image picture_for(const options& wanted, std::string& name) {
@@ -77,12 +77,21 @@ struct demo_input {
 
 [[nodiscard]] demo_input read_input(const options& wanted) {
     constexpr std::size_t quick_events = 4000;
+    constexpr std::size_t most_written = 6144 * mib;  // by one run: what long traces are scaled to
     demo_input in;
     in.source = read_trace(find_trace(wanted.trace_path.empty() ? "opt13b_b8" : wanted.trace_path));
-    in.plan = plan_blocks(in.source, replay_peak(wanted.is_quick),
-                          wanted.is_quick ? quick_events : SIZE_MAX);
+    const std::size_t peak = replay_peak(wanted.is_quick);
+    const std::size_t events = wanted.is_quick ? quick_events : in.source.events.size();
+    in.plan = plan_blocks(in.source, peak, events);
+    if (in.plan.written_bytes > most_written) {
+        const double share = double{most_written} / static_cast<double>(in.plan.written_bytes);
+        in.plan =
+            plan_blocks(in.source,
+                        std::max<std::size_t>(
+                            static_cast<std::size_t>(static_cast<double>(peak) * share), 64 * mib),
+                        events);
+    }
     in.picture = picture_for(wanted, in.picture_name);
-    in.colours = prepare_clustering(in.picture, wanted.clusters, wanted.iterations);
     return in;
 }
 
@@ -102,21 +111,23 @@ struct demo_input {
     return check(space::create_soft({replay_device, picture_device}), "create a space");
 }
 
-void print_input(const demo_input& in, space& memory) {
+void print_input(const demo_input& in, const options& wanted, space& memory) {
     const auto size_of = [&](std::size_t device) {
         return check(memory.describe(memory.devices()[device]), "describe a device").bytes;
     };
+    fmt::print("The devices are software XPUs: host memory behind a link of set speed.\n\n");
     fmt::print("(a) replay of {}\n", std::filesystem::path{in.source.path}.filename().string());
-    fmt::print(
-        "    {} allocations, at most {} alive; scaled 1 : {:.1f} to {} on a device of {} (node "
-        "{})\n",
-        show_count(in.plan.blocks), show_bytes(in.plan.trace_peak_bytes), 1 / in.plan.scale,
-        show_bytes(in.plan.peak_bytes), show_bytes(size_of(0)), memory.devices()[0].value);
-    fmt::print("    kernels write {} and read it back\n", show_bytes(in.plan.written_bytes));
+    fmt::print("    {}{} allocations, at most {} alive at once\n",
+               in.plan.blocks < in.source.blocks ? "the first " : "", show_count(in.plan.blocks),
+               show_bytes(in.plan.trace_peak_bytes));
+    fmt::print("    scaled 1 : {:.1f} to {}, on a device of {} (node {})\n", 1 / in.plan.scale,
+               show_bytes(in.plan.peak_bytes), show_bytes(size_of(0)), memory.devices()[0].value);
+    fmt::print("    kernels write {}, all of it is verified\n", show_bytes(in.plan.written_bytes));
     const std::size_t bytes = in.picture.pixels.size() * cluster_input::bytes_per_pixel();
     fmt::print("(b) k-means of {}\n", in.picture_name);
-    fmt::print("    {} x {} pixels, {} clusters; {} of vectors on a device of {} (node {}){}\n\n",
-               in.picture.width, in.picture.height, in.colours.clusters, show_bytes(bytes),
+    fmt::print("    {} x {} pixels, {} clusters, at most {} steps\n", in.picture.width,
+               in.picture.height, wanted.clusters, wanted.iterations);
+    fmt::print("    {} of std::pmr::vectors, on a device of {} (node {}){}\n\n", show_bytes(bytes),
                show_bytes(size_of(1)), memory.devices()[1].value,
                bytes <= size_of(1) ? ", which holds them all" : "");
 }
@@ -145,14 +156,15 @@ public:
     void write_results() {
         image clustered{in_.picture.width, in_.picture.height};
         clustered.pixels = pixels_;
-        write_png(name_of_file("clustered.png"), clustered);
+        write_picture("clustered.png", clustered);
         if (wanted_.picture_path.empty()) {
-            write_png(name_of_file("landscape.png"), in_.picture);
+            write_picture("landscape.png", in_.picture);
         }
         const std::string path =
             wanted_.json_path.empty() ? name_of_file("report.json") : wanted_.json_path;
         std::ofstream file{path};
-        file << json().dump(2) << '\n';
+        file << json().dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+             << '\n';
         if (!file.flush()) {
             throw bad_input(path + ": cannot be written");
         }
@@ -180,12 +192,23 @@ private:
         report.policy = policy;
         report.device_bytes = check(memory_.describe(device), "describe a device").bytes;
         places.device_bytes = report.device_bytes;
-        write_png(name_of_file(fmt::format("heat-{}-{}.png", part, policy)), draw_heat_map(places));
-        written_.push_back(name_of_file(fmt::format("heat-{}-{}.png", part, policy)));
+        places.title = fmt::format(
+            "{} under {}", report.part == "replay" ? trace_name() : "k-means of a picture", policy);
+        write_picture(fmt::format("heat-{}-{}.png", part, policy), draw_heat_map(places));
         reports_.push_back(std::move(report));
+    }
+    void write_picture(const std::string& name, const image& picture) {
+        write_png(name_of_file(name), picture);
+        written_.push_back(name_of_file(name));
     }
     [[nodiscard]] std::string name_of_file(const std::string& name) const {
         return (folder_ / name).string();
+    }
+
+    // "opt13b_b8" of ".../opt13b_b8.csv.gz".
+    [[nodiscard]] std::string trace_name() const {
+        const std::string file = std::filesystem::path{in_.source.path}.filename().string();
+        return file.substr(0, std::min<std::size_t>(file.find('.', 1), 40));
     }
 
     [[nodiscard]] nlohmann::ordered_json json() const {
@@ -215,21 +238,39 @@ private:
     std::vector<std::string> written_;
 };
 
-void check_policies(const options& wanted, space& memory) {
+// All policies that the library has, unless some are named.
+void settle_policies(options& wanted) {
+    if (wanted.policies.empty()) {
+        wanted.policies.assign(stock_policy_names.begin(), stock_policy_names.end());
+    }
     for (const std::string& policy : wanted.policies) {
-        if (!memory.set_policy(policy.c_str())) {
-            throw bad_input("--policy: there is no policy '" + policy +
-                            "'; known are first_touch and mapped");
+        policy_ref found;
+        if (!find_stock_policy(policy.c_str(), found)) {
+            throw bad_input(fmt::format("--policy: there is no policy '{}'; known are {}", policy,
+                                        fmt::join(stock_policy_names, ", ")));
         }
+    }
+}
+
+// Nothing is made yet: only what would fail after a minute's work is found out now.
+void check_outputs(const options& wanted) {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    if (fs::exists(wanted.out_folder, error) && !fs::is_directory(wanted.out_folder, error)) {
+        throw bad_input(wanted.out_folder + ": is a file, not a folder");
+    }
+    const fs::path folder = fs::path{wanted.json_path}.parent_path();
+    if (fs::is_directory(wanted.json_path, error) ||
+        (!folder.empty() && !fs::is_directory(folder, error))) {
+        throw bad_input(wanted.json_path + ": is not a name for a file");
     }
 }
 
 void make_folder(const std::string& path) {
     std::error_code error;
     std::filesystem::create_directories(path, error);
-    if (error || !std::filesystem::is_directory(path)) {
-        throw bad_input(path +
-                        ": cannot be made a folder: " + (error ? error.message() : "it is a file"));
+    if (error) {
+        throw bad_input(path + ": cannot be made: " + error.message());
     }
 }
 
@@ -239,13 +280,15 @@ int run(int count, char** words) {
         return *code;
     }
     const auto begin = std::chrono::steady_clock::now();
-    const demo_input in = read_input(wanted);
+    settle_policies(wanted);
+    check_outputs(wanted);
+    demo_input in = read_input(wanted);
     space memory = make_space(wanted, in);
-    check_policies(wanted, memory);
-    make_folder(wanted.out_folder);
     fmt::print("{}\n", draw_tree(describe_machine(memory), is_utf8_locale()));
-    print_input(in, memory);
+    print_input(in, wanted, memory);
     std::fflush(stdout);
+    in.colours = prepare_clustering(in.picture, wanted.clusters, wanted.iterations);
+    make_folder(wanted.out_folder);
     runner work{wanted, in, memory};
     work.run_all();
     work.write_results();

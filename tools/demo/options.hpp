@@ -22,7 +22,7 @@ struct options {
     std::string trace_path;    // a file, or the short name of one that comes with the project
     std::string picture_path;  // empty: the demo draws one
     std::string out_folder = "xmm-demo-out";
-    std::string json_path;  // empty: report.json in out_folder
+    std::string json_path;              // empty: report.json in out_folder
     std::vector<std::string> policies;  // empty: all that the library has
     std::uint32_t clusters = 12;
     std::uint32_t iterations = 12;
@@ -67,8 +67,10 @@ struct options {
 // Fills `out` from the command line; a value is the exit code where nothing more is to be done.
 [[nodiscard]] inline std::optional<int> parse_options(int count, char** words, options& out) {
     CLI::App app{
-        "Shows unified memory at work: replays the allocations of a real training run, and clusters\n"
-        "the colours of a picture, both on a device that is too small for them, under each placement\n"
+        "Shows unified memory at work: replays the allocations of a real training run, and "
+        "clusters\n"
+        "the colours of a picture, both on a device that is too small for them, under each "
+        "placement\n"
         "policy. Every result is checked against a plain run on the CPU."};
     std::string policies = "all";
     app.add_option(
@@ -81,10 +83,9 @@ struct options {
     app.add_option(
         "--out", out.out_folder,
         "folder for the clustered picture, the heat maps and the report (default: ./xmm-demo-out)");
-    app.add_option(
-        "--policy", policies,
-        "placement policies to compare, separated by commas, such as first_touch,mapped "
-        "(default: all)");
+    app.add_option("--policy", policies,
+                   "placement policies to compare, separated by commas, such as first_touch,mapped "
+                   "(default: all)");
     app.add_option("--clusters", out.clusters,
                    "number of colours that the picture is reduced to (default: 12)")
         ->check(CLI::Range(1, static_cast<int>(most_clusters)));

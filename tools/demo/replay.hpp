@@ -9,7 +9,6 @@
 // Failure  demo_failure if the library refuses something; what differs is counted in the report.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -56,11 +55,11 @@ public:
         results_ = check(memory_.map(page_bytes, options), "map the results");
         run_report out;
         {
-            const run_clock clock{memory_};
+            const run_clock clock{memory_, queue_};
             residency_sampler sampler{
-                memory_, device_, {{to_address(blocks_), plan_.extent_bytes}}};
+                memory_, device_, {{"blocks", {to_address(blocks_), plan_.extent_bytes}}}};
             execute(title, style);
-            clock.fill(out, device_);
+            clock.fill(out);
             places = sampler.finish(title);
         }
         count_places(places, out);

@@ -6,10 +6,12 @@
 // Threads  One owner; the sampling thread lives as long as the object.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,9 +24,14 @@ namespace xmm::demo {
 
 class residency_sampler {
 public:
-    residency_sampler(space& memory, node_id device, std::vector<va_range> ranges)
+    struct named_range {
+        std::string name;
+        va_range range;
+    };
+
+    residency_sampler(space& memory, node_id device, std::vector<named_range> ranges)
         : memory_{memory}, device_{device}, ranges_{std::move(ranges)} {
-        for (const va_range& range : ranges_) {
+        for (const auto& [name, range] : ranges_) {
             first_pages_.push_back(pages_);
             pages_ += align_up(range.bytes, page_bytes) / page_bytes;
         }
@@ -42,6 +49,9 @@ public:
         heat_map out;
         out.title = std::move(title);
         out.page_bytes = page_bytes;
+        for (std::size_t i = 0; i < ranges_.size(); ++i) {
+            out.stretches.push_back({ranges_[i].name, first_pages_[i]});
+        }
         out.seconds = samples_.back().seconds;
         out.samples = std::move(samples_);
         return out;
@@ -83,11 +93,25 @@ private:
         memory_.for_each_granule([&](const granule_view& one) { note(one, sample); });
         samples_.push_back(std::move(sample));
     }
-    void note(const granule_view& one, heat_sample& sample) const;
+    void note(const granule_view& one, heat_sample& sample) const {
+        for (std::size_t i = 0; i < ranges_.size(); ++i) {
+            const va_range common = intersect(one.va, ranges_[i].range);
+            if (common.is_empty() || one.home == no_node) {
+                continue;
+            }
+            const page_place place = one.copies > 1        ? page_place::both
+                                     : one.home == device_ ? page_place::device
+                                                           : page_place::host;
+            const std::size_t first = (common.begin - ranges_[i].range.begin) / page_bytes;
+            const std::size_t count = align_up(common.bytes, page_bytes) / page_bytes;
+            std::fill_n(sample.pages.begin() + static_cast<std::ptrdiff_t>(first_pages_[i] + first),
+                        count, place);
+        }
+    }
 
     space& memory_;
     node_id device_;
-    std::vector<va_range> ranges_;
+    std::vector<named_range> ranges_;
     std::vector<std::size_t> first_pages_;  // of each range, in a sample
     std::size_t pages_ = 0;
     std::vector<heat_sample> samples_;

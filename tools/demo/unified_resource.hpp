@@ -5,6 +5,7 @@
 // Failure  std::bad_alloc.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory_resource>
 #include <new>
@@ -20,8 +21,9 @@ public:
 
 private:
     void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-        auto mapped = alignment <= page_bytes ? memory_.map(bytes, options_)
-                                              : fail(errc::unsupported, "alignment");
+        map_options wanted = options_;
+        wanted.alignment = std::max(wanted.alignment, alignment);
+        auto mapped = memory_.map(bytes, wanted);
         if (!mapped) {
             throw std::bad_alloc{};
         }
