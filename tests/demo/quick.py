@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs xmm-demo --quick and bad input through it, and looks at what it leaves.
 
-quick.py XMM_DEMO TRACES
+quick.py XMM_DEMO
 """
 import gzip
 import json
@@ -14,7 +14,7 @@ import tempfile
 import zlib
 
 PROGRAM = str(pathlib.Path(sys.argv[1]).resolve())
-TRACES = pathlib.Path(sys.argv[2]).resolve()
+TRACES = pathlib.Path(__file__).resolve().parents[2] / "traces"
 
 
 def run(folder, *words):
