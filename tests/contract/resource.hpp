@@ -140,13 +140,13 @@ struct contract_subject_of final : contract_subject<Base> {
     std::size_t live() override { return fixture.live(); }
 };
 
-template <class resource_type>
-void check_contract(contract_subject<resource_type>& fixture) {
-    resource_type& one = fixture.resource();
+template <class Base>
+void check_contract(contract_subject<Base>& fixture) {
+    Base& one = fixture.resource();
     constexpr std::size_t huge = std::numeric_limits<std::size_t>::max();
 
     SUBCASE("says what it is") {
-        CHECK(includes(one.reachable_by(), resource_type::static_reach));
+        CHECK(includes(one.reachable_by(), Base::static_reach));
         CHECK(one.node() != no_node);
         CHECK(std::string_view{one.name()} != "");
     }
@@ -164,8 +164,8 @@ void check_contract(contract_subject<resource_type>& fixture) {
             CAPTURE(bytes);
             const held_block block = take(one, bytes, host_alignment, bytes);
             CHECK(block.pointer != nullptr);
-            CHECK(is_aligned(block.pointer, is_touched<resource_type> ? host_alignment : device_alignment));
-            CHECK(is_intact<resource_type>(block));
+            CHECK(is_aligned(block.pointer, is_touched<Base> ? host_alignment : device_alignment));
+            CHECK(is_intact<Base>(block));
             give(one, block);
         }
     }
@@ -176,7 +176,7 @@ void check_contract(contract_subject<resource_type>& fixture) {
                 CAPTURE(bytes);
                 const held_block block = take(one, bytes, alignment, 42);
                 CHECK(is_aligned(block.pointer, alignment));
-                CHECK(is_intact<resource_type>(block));
+                CHECK(is_intact<Base>(block));
                 give(one, block);
             }
         }
@@ -221,9 +221,9 @@ void check_contract(contract_subject<resource_type>& fixture) {
             CHECK(refusal.bytes() >= bytes);
             CHECK(std::string_view{refusal.what()}.find("out of memory") != std::string_view::npos);
         }
-        CHECK(is_intact<resource_type>(before));
+        CHECK(is_intact<Base>(before));
         const held_block after = take(one, 1000, 16, 6);
-        CHECK(is_intact<resource_type>(before));
+        CHECK(is_intact<Base>(before));
         give(one, after);
         give(one, before);
     }
@@ -240,7 +240,7 @@ void check_contract(contract_subject<resource_type>& fixture) {
                 std::ranges::shuffle(blocks, std::mt19937{1});
             }
             for (const held_block& block : blocks) {
-                CHECK(is_intact<resource_type>(block));
+                CHECK(is_intact<Base>(block));
                 give(one, block);
             }
         }
@@ -275,7 +275,7 @@ void check_contract(contract_subject<resource_type>& fixture) {
     SUBCASE("null is given back without effect") { one.deallocate_sync(nullptr, 100, 16); }
     SUBCASE("for pmr or for raw bytes") {
         std::pmr::memory_resource* pmr = nullptr;
-        if constexpr (is_touched<resource_type>) {
+        if constexpr (is_touched<Base>) {
             pmr = &one;
             std::pmr::vector<int> numbers{pmr};
             for (int i = 0; i < 1000; ++i) {

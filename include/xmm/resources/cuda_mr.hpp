@@ -2,9 +2,9 @@
 // cuda_mr.hpp - resources as CCCL's cuda::mr sees them; empty where CCCL is not on the include path.
 //
 // Model    From CCCL 3.1 on every xmm resource is a cuda::mr::resource by its members alone; this header
-//          adds the properties (get_property), which need CCCL's own types. cuda_resource is a handle
-//          that is copied, as any_resource wants it, and that also has the names of CCCL 3.0
-//          (allocate, allocate_async).
+//          adds the properties (get_property), which need CCCL's own types. CCCL's erased types
+//          (resource_ref, any_resource) hold what is copied: give them a cuda_resource, a handle that
+//          also has the names of CCCL 3.0 (allocate, allocate_async), or a shared_resource.
 //          CCCL 3.0 wants LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE before its first header.
 //          XMM_HAS_CUDA_MR says whether there is anything here.
 #pragma once
