@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// link.hpp - the wire between a host and a device: two lanes with a settable speed.
+//
+// Model    A lane carries one slice at a time. Time on it is virtual: a slice starts where the slice
+//          before ended, so a thread that woke late catches up; a lane that was idle starts at now.
+//          The more urgent priority goes first between two slices; within one, first come first served.
+// Threads  Any. enter waits on a condition variable; nothing else is acquired under the lock.
+// Failure  None.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <ctime>
+#include <mutex>
+
+#include <xmm/concepts/backend.hpp>
+
+namespace xmm::soft {
+
+[[nodiscard]] inline std::uint64_t now_ns() noexcept {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+inline void sleep_until(std::uint64_t deadline_ns) noexcept {
+    timespec deadline{};
+    deadline.tv_sec = static_cast<std::time_t>(deadline_ns / 1'000'000'000u);
+    deadline.tv_nsec = static_cast<long>(deadline_ns % 1'000'000'000u);
+    while (now_ns() < deadline_ns) {
+        ::clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &deadline, nullptr);
+    }
+}
+
+class lane {
+public:
+    // A gap up to this long between two transfers is taken for a late wake-up, not for an idle lane.
+    static constexpr std::uint64_t slack_ns = 2'000'000;
+    // Between the slices of one transfer only the machine can be late: it may catch up more.
+    static constexpr std::uint64_t slack_within_ns = 20'000'000;
+
+    explicit lane(std::uint64_t bytes_per_second) noexcept : bytes_per_second_{bytes_per_second} {}
+
+    [[nodiscard]] bool is_paced() const noexcept { return bytes_per_second_ != 0; }
+
+    // About half a millisecond of the wire, so that an urgent transfer waits no longer.
+    [[nodiscard]] std::size_t slice_bytes() const noexcept {
+        constexpr std::size_t most = std::size_t{256} << 10;
+        return is_paced() ? std::clamp<std::size_t>(bytes_per_second_ / 2000, 4096, most) : most;
+    }
+
+    // Takes the lane for one slice; returns when it will have passed the wire. `continues` says that
+    // it is not the first slice of its transfer.
+    [[nodiscard]] std::uint64_t enter(queue_priority priority, std::size_t bytes, bool continues) noexcept {
+        const auto mine = static_cast<std::size_t>(priority);
+        std::unique_lock hold{mutex_};
+        const std::uint64_t number = arrived_[mine]++;
+        turn_.wait(hold, [&] { return !is_busy_ && served_[mine] == number && !is_outranked(mine); });
+        ++served_[mine];
+        is_busy_ = true;
+        const std::uint64_t now = now_ns();
+        const std::uint64_t slack = continues ? slack_within_ns : slack_ns;
+        const std::uint64_t start = now > free_at_ + slack ? now : free_at_;
+        free_at_ = start + bytes * 1'000'000'000u / bytes_per_second_;
+        return free_at_;
+    }
+    void leave() noexcept {
+        {
+            std::lock_guard hold{mutex_};
+            is_busy_ = false;
+        }
+        turn_.notify_all();
+    }
+
+    // The slice has passed: kernels that reached over the link without a copy.
+    void charge(queue_priority priority, std::size_t bytes) noexcept {
+        count(bytes);
+        for (bool continues = false; is_paced() && bytes > 0; continues = true) {
+            const std::size_t some = std::min(bytes, slice_bytes());
+            sleep_until(enter(priority, some, continues));
+            leave();
+            bytes -= some;
+        }
+    }
+
+    // relaxed: a statistic.
+    void count(std::size_t bytes) noexcept { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+    [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
+
+private:
+    [[nodiscard]] bool is_outranked(std::size_t mine) const noexcept {
+        for (std::size_t other = mine + 1; other < arrived_.size(); ++other) {
+            if (arrived_[other] != served_[other]) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    const std::uint64_t bytes_per_second_;  // 0 is unlimited
+    std::mutex mutex_;                      // not ranked: a condition variable needs the plain type
+    std::condition_variable turn_;
+    bool is_busy_ = false;                   // under mutex_, as are the next three
+    std::uint64_t free_at_ = 0;              // when the last slice booked has passed
+    std::array<std::uint64_t, 3> arrived_{};  // by priority
+    std::array<std::uint64_t, 3> served_{};
+    std::atomic<std::uint64_t> bytes_{0};
+};
+
+}  // namespace xmm::soft
