@@ -520,7 +520,7 @@ inline void fault_trap::handle_signal(int signal, siginfo_t& info, void* context
         return;
     }
     // SIGBUS is our own doing here, by poison: to the program it is the SIGSEGV of any missing page.
-    const bool is_poison = got == answer::failed && signal == SIGBUS && info.si_code == BUS_MCEERR_AR;
+    const bool is_poison = got == answer::failed && signal == SIGBUS && events_.is_open();
     if (is_poison) {
         info.si_signo = SIGSEGV;
         info.si_code = SEGV_ACCERR;
@@ -531,13 +531,11 @@ inline void fault_trap::handle_signal(int signal, siginfo_t& info, void* context
 // Faults that a mapping can cure. Signals sent by kill() carry no address; protection keys, hardware
 // errors and the like are other people's.
 inline bool fault_trap::is_missing_page(int signal, const siginfo_t& info) const noexcept {
-    switch (info.si_code) {
-        case SEGV_MAPERR:  // the number is BUS_ADRALN too
-        case SEGV_ACCERR:  // the number is BUS_ADRERR too
-            return signal == SIGSEGV || info.si_code == BUS_ADRERR;
-        case BUS_MCEERR_AR: return signal == SIGBUS && events_.is_open();
-        default: return false;
+    if (signal == SIGSEGV) {
+        return info.si_code == SEGV_MAPERR || info.si_code == SEGV_ACCERR;
     }
+    // Poison comes as a hardware error from kernels that are built for those, else as an address error.
+    return info.si_code == BUS_ADRERR || (info.si_code == BUS_MCEERR_AR && events_.is_open());
 }
 
 // --- holes ---

@@ -117,6 +117,30 @@ inline constexpr address registry_places[] = {
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
 
+inline constexpr std::uint64_t registry_magic = 0x3179727467726d78;  // "xmrgtry1": 1 is the layout
+
+// Reads through the kernel, which answers EFAULT where a load would kill.
+[[nodiscard]] inline bool is_registry_at(address at) noexcept {
+    const int errno_before = errno;
+    std::uint64_t head = 0;
+    iovec to{&head, sizeof head};
+    iovec from{to_pointer(at), sizeof head};
+    long got = ::syscall(SYS_process_vm_readv, ::getpid(), &to, 1UL, &from, 1UL, 0UL);
+    if (got < 0 && errno != EFAULT) {  // sandboxes refuse it
+        got = -1;
+        int ends[2];
+        if (::pipe2(ends, O_CLOEXEC) == 0) {
+            if (::write(ends[1], to_pointer(at), sizeof head) == static_cast<ssize_t>(sizeof head)) {
+                got = ::read(ends[0], &head, sizeof head);
+            }
+            ::close(ends[0]);
+            ::close(ends[1]);
+        }
+    }
+    errno = errno_before;
+    return got == static_cast<long>(sizeof head) && head == registry_magic;
+}
+
 }  // namespace detail
 
 class registry {
@@ -161,7 +185,6 @@ public:
     registry& operator=(const registry&) = delete;
 
 private:
-    static constexpr std::uint64_t magic = 0x31'79'72'74'67'72'6d'78;  // "xmrgtry1": 1 is the layout
     static constexpr std::size_t block_bytes = 64 << 10;              // one OS page, whatever its size
     static constexpr unsigned slot_count = 64;
     static constexpr unsigned key_bytes = 40;
@@ -209,7 +232,7 @@ private:
     static registry* find_or_claim_locked() noexcept {
         // Every address is looked at before one is claimed: the first owner may have had to skip some.
         for (const address at : detail::registry_places) {
-            if (is_registry(at)) {
+            if (detail::is_registry_at(at)) {
                 return static_cast<registry*>(to_pointer(at));
             }
         }
@@ -217,33 +240,11 @@ private:
             if (registry* mine = claim(at); mine != nullptr) {
                 return mine;
             }
-            if (is_registry(at)) {  // lost a race after all: this C library does not lock
+            if (detail::is_registry_at(at)) {  // lost a race after all: this C library does not lock
                 return static_cast<registry*>(to_pointer(at));
             }
         }
         return nullptr;
-    }
-
-    // Reads through the kernel, which answers EFAULT where a load would kill.
-    static bool is_registry(address at) noexcept {
-        const int errno_before = errno;
-        std::uint64_t head = 0;
-        iovec to{&head, sizeof head};
-        iovec from{to_pointer(at), sizeof head};
-        long got = ::syscall(SYS_process_vm_readv, ::getpid(), &to, 1UL, &from, 1UL, 0UL);
-        if (got < 0 && errno != EFAULT) {  // sandboxes refuse it
-            got = -1;
-            int ends[2];
-            if (::pipe2(ends, O_CLOEXEC) == 0) {
-                if (::write(ends[1], to_pointer(at), sizeof head) == static_cast<ssize_t>(sizeof head)) {
-                    got = ::read(ends[0], &head, sizeof head);
-                }
-                ::close(ends[0]);
-                ::close(ends[1]);
-            }
-        }
-        errno = errno_before;
-        return got == static_cast<long>(sizeof head) && head == magic;
     }
 
     static registry* claim(address at) noexcept {
@@ -265,7 +266,7 @@ private:
             __lsan_register_root_region(got, bytes);
         }
         // release: the magic comes last; a block is complete before it is found.
-        made->magic_.store(magic, std::memory_order_release);
+        made->magic_.store(detail::registry_magic, std::memory_order_release);
         return made;
     }
 
