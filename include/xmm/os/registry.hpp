@@ -341,7 +341,7 @@ private:
         mine.object = memory;
         mine.builder.store(0, std::memory_order_relaxed);
         mine.state.store(ready, std::memory_order_release);
-        detail::futex_wake(mine.state, detail::wake_everyone);
+        detail::futex_wake_all(mine.state);
     }
 
     // Slots are only ever added, so the table lock is short and never held while something is built.
