@@ -304,6 +304,9 @@ public:
 
     // ---- beside the backend
 
+    static constexpr const char* native_kind = "soft/1";
+    [[nodiscard]] driver* native() noexcept { return this; }
+
     // Runs the kernel in queue order and destroys it; on failure it is the caller's still.
     [[nodiscard]] result<ticket> launch(queue_id id, kernel& body) noexcept {
         return submit(id, 1, [&](std::size_t, operation& one) {

@@ -6,11 +6,16 @@
 // Threads  As the backend's operators.
 #pragma once
 
+#include <cstring>
+
 #include <xmm/concepts/backend.hpp>
 
 namespace xmm {
 
 struct backend_table {
+    // What kernels are launched through, for those who know the kind; "" without a launcher of ours.
+    const char* native_kind = "";
+    void* (*native)(void*) noexcept = nullptr;
     std::span<const node_id> (*nodes)(void*) noexcept;
     result<node_description> (*describe)(void*, node_id) noexcept;
     result<va_range> (*va_examine)(void*, va_range, std::size_t) noexcept;
@@ -89,6 +94,10 @@ constexpr backend_table make_backend_table() noexcept {
             return static_cast<B*>(b)->discard(q, r);
         };
     }
+    if constexpr (requires(B& b) { { b.native() } noexcept -> std::convertible_to<void*>; B::native_kind; }) {
+        t.native_kind = B::native_kind;
+        t.native = [](void* b) noexcept -> void* { return static_cast<B*>(b)->native(); };
+    }
     if constexpr (takes_device_faults<B>) {
         t.on_device_fault = [](void* b, device_fault_sink s) noexcept {
             return static_cast<B*>(b)->on_device_fault(s);
@@ -122,6 +131,11 @@ public:
     [[nodiscard]] bool has_device_faults() const noexcept { return table_->on_device_fault != nullptr; }
     [[nodiscard]] bool has_host_calls() const noexcept { return table_->call != nullptr; }
 
+    // The object of that kind beside which kernels are launched; null if this backend has none. Kinds are
+    // compared as text, since each shared object has tables of its own.
+    [[nodiscard]] void* native(const char* kind) const noexcept {
+        return std::strcmp(table_->native_kind, kind) == 0 ? table_->native(self_) : nullptr;
+    }
     std::span<const node_id> nodes() const noexcept { return table_->nodes(self_); }
     result<node_description> describe(node_id node) const noexcept { return table_->describe(self_, node); }
     result<va_range> va_examine(va_range range, std::size_t alignment) const noexcept {

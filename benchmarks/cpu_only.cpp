@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// CPU-only work on unified memory against plain memory, and on plain memory with and without a space in the
+// process. Ratios come from the same run, the two kinds in turn.
+#include <xmm/xmm.hpp>
+
+#include <optional>
+#include <random>
+
+#include <sys/mman.h>
+
+#include "support/report.hpp"
+
+using namespace xmm::literals;
+
+namespace {
+
+std::uint64_t sequential_read(const std::uint64_t* words, std::size_t count) {
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        sum += words[i];
+    }
+    return sum;
+}
+std::uint64_t sequential_update(std::uint64_t* words, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+        words[i] = words[i] * 3 + i;
+    }
+    return words[count / 2];
+}
+std::uint64_t random_read(const std::uint64_t* words, std::size_t count) {
+    std::minstd_rand random{7};
+    std::uint64_t sum = 0;
+    for (std::size_t i = 0; i < count / 16; ++i) {
+        sum += words[(std::uint64_t{random()} * count) >> 31];
+    }
+    return sum;
+}
+std::uint64_t sink = 0;
+
+template <class A, class B>
+report::figure ratio(int rounds, A&& a, B&& b) {
+    std::vector<double> samples;
+    for (int i = 0; i <= rounds; ++i) {
+        const report::stopwatch first;
+        a();
+        const double seconds_a = first.seconds();
+        const report::stopwatch second;
+        b();
+        if (i > 0) {
+            samples.push_back(seconds_a / second.seconds());
+        }
+    }
+    return report::summarise(samples);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    report::options chosen{.is_short = false, .rounds = 15};
+    if (!report::parse(argc, argv, "CPU-only work on unified memory", chosen)) {
+        return 2;
+    }
+    const std::size_t bytes = chosen.is_short ? 16_MiB : 512_MiB;
+    const std::size_t count = bytes / 8;
+    auto* plain = static_cast<std::uint64_t*>(
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (plain == MAP_FAILED) {
+        return 1;
+    }
+    auto made = xmm::space::create_soft({{.bytes = 64_MiB}});
+    std::optional<xmm::space> space{std::move(*made)};
+    auto* unified = static_cast<std::uint64_t*>(space->map(bytes).value());
+    std::memset(plain, 1, bytes);
+    std::memset(unified, 1, bytes);
+
+    report::print_head("time on unified / time on plain memory; goal <= 1.02");
+    report::print("sequential read", ratio(chosen.rounds, [&] { sink += sequential_read(unified, count); },
+                                           [&] { sink += sequential_read(plain, count); }));
+    report::print("sequential update", ratio(chosen.rounds, [&] { sink += sequential_update(unified, count); },
+                                             [&] { sink += sequential_update(plain, count); }));
+    report::print("random read", ratio(chosen.rounds, [&] { sink += random_read(unified, count); },
+                                       [&] { sink += random_read(plain, count); }));
+    const auto first_touch = [bytes](void* fresh) { std::memset(fresh, 1, bytes); };
+    report::print("map, first touch, unmap",
+                  ratio(chosen.rounds,
+                        [&] {
+                            void* fresh = space->map(bytes).value();
+                            first_touch(fresh);
+                            static_cast<void>(space->unmap(fresh).is_ok());
+                        },
+                        [&] {
+                            void* fresh = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                            first_touch(fresh);
+                            ::munmap(fresh, bytes);
+                        }));
+
+    // Memory that xmm does not manage: allocation, faults and walks with a space there and without.
+    const auto foreign = [&] {
+        const report::stopwatch watch;
+        for (int i = 0; i < 8; ++i) {
+            std::vector<std::uint64_t> own(count / 32);
+            sink += sequential_update(own.data(), own.size());
+        }
+        return watch.seconds();
+    };
+    std::vector<double> with;
+    std::vector<double> without;
+    static_cast<void>(space->unmap(unified).is_ok());
+    for (int i = 0; i <= chosen.rounds; ++i) {
+        const double there = foreign();
+        space.reset();
+        const double gone = foreign();
+        auto again = xmm::space::create_soft({{.bytes = 64_MiB}});
+        space.emplace(std::move(*again));
+        if (i > 0) {
+            with.push_back(there);
+            without.push_back(gone);
+        }
+    }
+    std::vector<double> ratios;
+    for (std::size_t i = 0; i < with.size(); ++i) {
+        ratios.push_back(with[i] / without[i]);
+    }
+    report::print("plain memory: with a space / without one", report::summarise(ratios), "goal 1.00");
+    return sink == 0 ? 1 : 0;
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// policy.hpp - the questions that a placement policy answers.
+//
+// Model    A policy decides where a device's access is served: from a frame on the device, to which the
+//          page moves, or in place, by mapping host memory over the link. Users' hints come first: a
+//          policy is asked only where they say nothing.
+// Threads  Asked from any thread, with a page lock held: it must not block, allocate or touch unified
+//          memory.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+
+#include <xmm/core/types.hpp>
+
+namespace xmm {
+
+enum class placement_choice : std::uint8_t {
+    on_device,  // bring the page to the accessor
+    in_place,   // leave or create it on the host and map it
+};
+
+// A device's access to a page that it has no mapping for.
+struct device_touch {
+    node_id accessor;
+    access wanted = access::read;
+    std::size_t granule_bytes = 0;
+    bool is_first = false;  // the page has no contents yet
+};
+
+template <class P>
+concept policy = requires(P& p, const device_touch& touch) {
+    { p.name() } noexcept -> std::convertible_to<const char*>;
+    { p.choose(touch) } noexcept -> std::same_as<placement_choice>;
+    // Whether it can work on devices that do not fault.
+    { P::needs_device_faults } -> std::convertible_to<bool>;
+};
+
+// A policy behind two function pointers; refers to one that outlives it.
+class policy_ref {
+public:
+    policy_ref() = default;
+    template <policy P>
+    explicit policy_ref(P& one) noexcept
+        : self_{&one},
+          name_{one.name()},
+          needs_device_faults_{P::needs_device_faults},
+          choose_{[](void* self, const device_touch& touch) noexcept {
+              return static_cast<P*>(self)->choose(touch);
+          }} {}
+
+    [[nodiscard]] const char* name() const noexcept { return name_; }
+    [[nodiscard]] bool needs_device_faults() const noexcept { return needs_device_faults_; }
+    [[nodiscard]] placement_choice choose(const device_touch& touch) const noexcept {
+        return choose_(self_, touch);
+    }
+
+private:
+    void* self_ = nullptr;
+    const char* name_ = "";
+    bool needs_device_faults_ = false;
+    placement_choice (*choose_)(void*, const device_touch&) noexcept = nullptr;
+};
+
+}  // namespace xmm

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// api.hpp - the gm* functions: the names of the published GMEM, on the default space.
+//
+// Model    gmmap/gmunmap stand for mmap with MAP_PEER_SHARED, gmadvise for hmadvise, gmemcpy for hmemcpy
+//          (arXiv 2310.12554, section 4; openEuler libgmem). any_host is their host node, -1.
+// Threads  Any.
+// Failure  As the members of space that they call.
+#pragma once
+
+#include <xmm/facade/space.hpp>
+
+namespace xmm {
+
+// Zero-filled unified memory; whole pages, 2 MiB aligned.
+[[nodiscard]] inline result<void*> gmmap(std::size_t bytes, const map_options& wanted = {}) {
+    return default_space().map(bytes, wanted);
+}
+inline status gmunmap(void* pointer) { return default_space().unmap(pointer); }
+
+inline status gmadvise(node_id node, void* pointer, std::size_t bytes, advice what) {
+    return default_space().advise(node, pointer, bytes, what);
+}
+inline status gmemcpy(void* to, const void* from, std::size_t bytes) {
+    return default_space().copy(to, from, bytes);
+}
+[[nodiscard]] inline result<ticket> gmemcpy(queue& line, void* to, const void* from, std::size_t bytes) {
+    return default_space().copy(line, to, from, bytes);
+}
+
+}  // namespace xmm

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// launch.hpp - the way work reaches any device: with the ranges that it is going to touch.
+//
+// Model    launch(queue, {reads(x), writes(y)}, fn) prepares the ranges, calls fn with the launcher of
+//          the queue's device, and remembers the ranges until the work is done. On devices that fault, a
+//          range is a hint for placement; on others every page of every range is mapped before fn runs
+//          and stays until the work is done, so a kernel must touch nothing else.
+//          fn takes soft::stream& (software devices). A launch may be a set of overloads, of which the
+//          queue's device takes the one for it.
+// Threads  Any. On devices without faults, launches of one space are prepared one after another.
+// Failure  Nothing was enqueued; the ranges are as before.
+#pragma once
+
+#include <initializer_list>
+#include <iterator>
+#include <mutex>
+#include <ranges>
+#include <span>
+#include <type_traits>
+
+#include <xmm/facade/space.hpp>
+
+namespace xmm {
+
+[[nodiscard]] inline use reads(const void* pointer, std::size_t bytes) noexcept {
+    return {{to_address(pointer), bytes}, access::read};
+}
+[[nodiscard]] inline use writes(const void* pointer, std::size_t bytes) noexcept {
+    return {{to_address(pointer), bytes}, access::write};
+}
+[[nodiscard]] inline use reads_writes(const void* pointer, std::size_t bytes) noexcept {
+    return {{to_address(pointer), bytes}, access::read_write};
+}
+
+namespace detail {
+
+template <class R>
+concept stretch = std::ranges::contiguous_range<R> && std::ranges::sized_range<R>;
+template <stretch R>
+[[nodiscard]] std::size_t bytes_of(const R& elements) noexcept {
+    return std::ranges::size(elements) * sizeof(std::ranges::range_value_t<R>);
+}
+
+}  // namespace detail
+
+template <detail::stretch R>
+[[nodiscard]] use reads(const R& elements) noexcept {
+    return reads(std::ranges::data(elements), detail::bytes_of(elements));
+}
+template <detail::stretch R>
+[[nodiscard]] use writes(const R& elements) noexcept {
+    return writes(std::ranges::data(elements), detail::bytes_of(elements));
+}
+template <detail::stretch R>
+[[nodiscard]] use reads_writes(const R& elements) noexcept {
+    return reads_writes(std::ranges::data(elements), detail::bytes_of(elements));
+}
+
+namespace detail {
+
+// Marks the pages of all ranges as used; takes the marks back unless they are handed over.
+class launch_preparation {
+public:
+    launch_preparation(space_state& state, node& on, std::span<const use> uses) noexcept
+        : state_{state}, on_{on}, uses_{uses} {}
+    launch_preparation(const launch_preparation&) = delete;
+    launch_preparation& operator=(const launch_preparation&) = delete;
+    ~launch_preparation() {
+        if (!is_handed_over_) {
+            state_.core.uses().take_back(uses_.first(whole_));
+            if (!part_.is_empty()) {
+                const use part{part_, access::none};
+                state_.core.uses().take_back({&part, 1});
+            }
+        }
+    }
+
+    status prepare() noexcept {
+        for (const use& one : uses_) {
+            if (status marked = mark(one); !marked) {
+                return marked;
+            }
+            ++whole_;
+            part_ = {};
+        }
+        return {};
+    }
+    void hand_over(ticket point) noexcept {
+        state_.core.uses().note_launch(on_.driver, point, uses_);
+        is_handed_over_ = true;
+    }
+
+private:
+    status mark(const use& one) noexcept {
+        const bool must_map = !on_.can(ability::device_faults);
+        for (address at = one.range.begin; at < one.range.end();) {
+            address after = 0;
+            bool is_marked = false;
+            if (!state_.core.with_granule(at, [&](granule& page) {
+                    if (!must_map || (!page.is_moving() && covers(page.mapped[on_.accessor()], one.who))) {
+                        use_table::mark_locked(page);
+                        after = page.va.end();
+                        is_marked = true;
+                    }
+                })) {
+                return fail(errc::not_mapped, "the range was unmapped meanwhile");
+            }
+            if (is_marked) {
+                at = after;
+                part_ = {one.range.begin, at - one.range.begin};
+            } else if (status mapped = map_page(at, one.who); !mapped) {
+                return mapped;
+            }
+        }
+        return {};
+    }
+    status map_page(address at, access who) noexcept {
+        granule* page = state_.core.find(at);
+        if (page != nullptr) {
+            page->await_rest();
+        }
+        return state_.engine.faults.handle(on_, at, who);
+    }
+
+    space_state& state_;
+    node& on_;
+    std::span<const use> uses_;
+    std::size_t whole_ = 0;  // uses that are marked as a whole
+    va_range part_;          // marked part of the next one
+    bool is_handed_over_ = false;
+};
+
+// A function object that calls fn with the queue's own launcher, if fn takes it.
+template <class Fn>
+status call_launcher(queue& line, Fn& fn) {
+    if constexpr (std::is_invocable_v<Fn&, soft::stream&>) {
+        if (void* driver = line.native(soft::driver::native_kind)) {
+            soft::stream stream{*static_cast<soft::driver*>(driver), line.id()};
+            if constexpr (std::is_void_v<std::invoke_result_t<Fn&, soft::stream&>>) {
+                fn(stream);
+                return {};
+            } else {
+                auto outcome = fn(stream);
+                return outcome ? status{} : outcome.error();
+            }
+        }
+    }
+    return fail(errc::unsupported, "the function takes no launcher of this queue's device");
+}
+
+}  // namespace detail
+
+// Overloads for several kinds of devices in one function object.
+template <class... Fns>
+struct overloads : Fns... {
+    using Fns::operator()...;
+};
+template <class... Fns>
+overloads(Fns...) -> overloads<Fns...>;
+
+// fn may return nothing, or a result whose failure is passed on. The ticket is reached when the work is done.
+template <class Fn>
+[[nodiscard]] result<ticket> launch(queue& line, std::span<const use> uses, Fn&& fn) {
+    space_state& state = line.owner();
+    result<node*> on = state.check_node(line.node());
+    if (!on) {
+        return on.error();
+    }
+    for (const use& one : uses) {
+        if (result<va_range> range = state.check_range(to_pointer(one.range.begin), one.range.bytes); !range) {
+            return range.error();
+        }
+    }
+    std::unique_lock order{state.launch_order, std::defer_lock};
+    if (!(*on)->can(ability::device_faults)) {
+        order.lock();
+    }
+    detail::launch_preparation marks{state, **on, uses};
+    if (status prepared = marks.prepare(); !prepared) {
+        return prepared;
+    }
+    if (status called = detail::call_launcher(line, fn); !called) {
+        return called;
+    }
+    result<ticket> point = line.record();
+    if (!point) {
+        return point.error();
+    }
+    const ticket done = *point;
+    marks.hand_over(done);
+    state.core.uses().retire_finished();
+    return done;
+}
+
+template <class Fn>
+[[nodiscard]] result<ticket> launch(queue& line, std::initializer_list<use> uses, Fn&& fn) {
+    return launch(line, std::span<const use>{uses.begin(), uses.size()}, std::forward<Fn>(fn));
+}
+
+}  // namespace xmm

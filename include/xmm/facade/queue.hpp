@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// queue.hpp - an ordered line of work on one device, as users hold it.
+//
+// Model    Owns a queue of the backend; the space that made it must outlive it. Moved, not copied.
+// Threads  Any thread may use a queue; two launches at once have no order between them.
+// Failure  After its device is lost, every call answers device_lost.
+#pragma once
+
+#include <utility>
+
+#include <xmm/concepts/backend_table.hpp>
+#include <xmm/mapping/use.hpp>
+
+namespace xmm {
+
+class space;
+class space_state;
+
+class queue {
+public:
+    queue(queue&& other) noexcept
+        : space_{std::exchange(other.space_, nullptr)},
+          uses_{other.uses_},
+          driver_{other.driver_},
+          node_{other.node_},
+          id_{std::exchange(other.id_, queue_id{})} {}
+    queue& operator=(queue&& other) noexcept {
+        queue taken{std::move(other)};
+        std::swap(space_, taken.space_);
+        std::swap(uses_, taken.uses_);
+        std::swap(driver_, taken.driver_);
+        std::swap(node_, taken.node_);
+        std::swap(id_, taken.id_);
+        return *this;
+    }
+    // Waits for the work in it.
+    ~queue() {
+        if (id_.value != 0) {
+            static_cast<void>(synchronize());
+            driver_.queue_destroy(id_);
+        }
+    }
+
+    [[nodiscard]] node_id node() const noexcept { return node_; }
+    [[nodiscard]] queue_id id() const noexcept { return id_; }
+    [[nodiscard]] space_state& owner() const noexcept { return *space_; }
+
+    // Reached once everything submitted so far is done.
+    [[nodiscard]] result<ticket> record() noexcept {
+        if (id_.value == 0) {
+            return fail(errc::invalid_argument, "a moved-from queue");
+        }
+        return driver_.record(id_);
+    }
+    // Blocks until everything submitted so far is done.
+    status synchronize() noexcept {
+        result<ticket> point = record();
+        if (!point) {
+            return point.error();
+        }
+        const status outcome = driver_.wait(*point);
+        uses_->retire_finished();
+        return outcome;
+    }
+    // Work submitted later waits for the point, which is of the same driver.
+    status wait_for(ticket point) noexcept {
+        return id_.value == 0 ? fail(errc::invalid_argument, "a moved-from queue")
+                              : driver_.make_wait(id_, point);
+    }
+    [[nodiscard]] bool is_done(ticket point) const noexcept { return driver_.is_done(point); }
+    status wait(ticket point) const noexcept { return driver_.wait(point); }
+
+    // The backend's launcher of that kind, for those who enqueue their own work; null if there is none.
+    [[nodiscard]] void* native(const char* kind) const noexcept { return driver_.native(kind); }
+
+private:
+    friend class space;
+    queue(space_state& owner, use_table& uses, backend_ref driver, node_id node, queue_id id) noexcept
+        : space_{&owner}, uses_{&uses}, driver_{driver}, node_{node}, id_{id} {}
+
+    space_state* space_;
+    use_table* uses_;
+    backend_ref driver_;
+    node_id node_;
+    queue_id id_;
+};
+
+}  // namespace xmm

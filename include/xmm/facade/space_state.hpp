@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// space_state.hpp - what a space is made of, and the checks of what users pass.
+//
+// Model    Owns the address space and its engine, and the driver where it was made for this space.
+//          Destroying it unmaps every region that is left.
+// Threads  As its parts.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include <xmm/facade/default_devices.hpp>
+#include <xmm/placement/engine.hpp>
+
+namespace xmm {
+
+class space_state {
+public:
+    explicit space_state(policy_ref first) noexcept : engine{core, first} {}
+    ~space_state() {
+        for (region* left = first_region(); left != nullptr; left = first_region()) {
+            if (core.claim_for_unmap(left->va.begin) == nullptr || !engine.releases.release(*left)) {
+                detail::assertion_failed("a region cannot be released with its space", __FILE__, __LINE__);
+            }
+        }
+    }
+
+    // ---- what users pass
+
+    [[nodiscard]] status check_alive() const noexcept {
+        return registry::is_forked_child()
+                   ? fail(errc::forked, "this is a forked child: the memory and devices are its parent's")
+                   : status{};
+    }
+    [[nodiscard]] result<node*> check_node(node_id id) noexcept {
+        if (status alive = check_alive(); !alive) {
+            return alive;
+        }
+        node* found = core.find_node(id);
+        if (found == nullptr) {
+            return fail(errc::unknown_node, "no such node is attached to this space");
+        }
+        return found;
+    }
+    // A range of this space: not empty, not overflowing, mapped as a whole.
+    [[nodiscard]] result<va_range> check_range(const void* pointer, std::size_t bytes) noexcept {
+        if (status alive = check_alive(); !alive) {
+            return alive;
+        }
+        const va_range range{to_address(pointer), bytes};
+        if (bytes == 0) {
+            return fail(errc::invalid_argument, "the range is empty");
+        }
+        if (is_overflowing(range)) {
+            return fail(errc::invalid_argument, "address + bytes overflows");
+        }
+        if (!core.is_mapped(range)) {
+            return fail(errc::not_mapped, "the range, or part of it, belongs to no region of this space");
+        }
+        return range;
+    }
+    // One side of a copy: unified as a whole, or plain as a whole and mapped in this process.
+    [[nodiscard]] status check_side(va_range range) noexcept {
+        if (range.begin == 0) {
+            return fail(errc::invalid_argument, "a null pointer");
+        }
+        if (is_overflowing(range)) {
+            return fail(errc::invalid_argument, "address + bytes overflows");
+        }
+        if (core.find(range.begin) != nullptr) {
+            return core.is_mapped(range) ? status{}
+                                         : fail(errc::not_mapped, "the range leaves its region");
+        }
+        for (address at = align_down(range.begin, page_bytes) + page_bytes; at < range.end(); at += page_bytes) {
+            if (core.find(at) != nullptr) {
+                return fail(errc::not_mapped, "the range starts in plain memory and runs into a region");
+            }
+        }
+        return is_mapped(range) ? status{} : fail(errc::not_mapped, "no memory of this process is there");
+    }
+    static bool is_overflowing(va_range range) noexcept { return range.end() < range.begin; }
+
+    std::unique_ptr<soft::driver> own_driver;  // outlives what is below
+    address_space core;
+    placement_engine engine;
+    std::atomic<std::uint64_t> copy_failures{0};  // of copies in queue order
+    std::mutex launch_order;  // taken by launches on devices without faults, before all ranked locks
+
+private:
+    region* first_region() noexcept {
+        region* found = nullptr;
+        core.for_each_region([&](region& one) { found = found == nullptr ? &one : found; });
+        return found;
+    }
+};
+
+}  // namespace xmm

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// frame_pool.hpp - the physical frames of one node that back nothing at the moment.
+//
+// Model    A frame freed is kept for the next request of its size, up to `kept_bytes`; a request that the
+//          ledger refuses drops frames of other sizes first. Creation is charged to the node's ledger
+//          before the driver is asked.
+// Threads  Any. One lock, rank frame_pool, held while the driver creates or drops a frame.
+// Failure  take() is all or nothing; it never reclaims: the caller does, and tries again.
+#pragma once
+
+#include <xmm/concepts/backend_table.hpp>
+#include <xmm/core/lock.hpp>
+#include <xmm/mapping/frame_record.hpp>
+#include <xmm/mapping/ledger.hpp>
+#include <xmm/mapping/slab.hpp>
+
+namespace xmm {
+
+class frame_pool {
+public:
+    frame_pool() = default;
+    frame_pool(const frame_pool&) = delete;
+    frame_pool& operator=(const frame_pool&) = delete;
+    ~frame_pool() { trim(0); }
+
+    // Before any other call.
+    void open(backend_ref driver, node_id node, std::uint8_t slot, bool is_host, ledger& book,
+              std::size_t kept_bytes) noexcept {
+        driver_ = driver;
+        node_ = node;
+        slot_ = slot;
+        is_host_ = is_host;
+        book_ = &book;
+        kept_bytes_ = kept_bytes;
+    }
+
+    [[nodiscard]] result<frame_record*> take(std::size_t bytes) noexcept {
+        std::lock_guard guard{lock_};
+        if (frame_record* kept = find_locked(bytes)) {
+            free_.remove(*kept);
+            free_bytes_ -= bytes;
+            return kept;
+        }
+        while (!book_->try_reserve(bytes)) {
+            if (!drop_oldest_locked()) {
+                return fail(errc::no_memory, "the node's budget is used up");
+            }
+        }
+        return create_locked(bytes);
+    }
+
+    // The frame backs nothing any more and is mapped nowhere. Its contents are stale.
+    void give_back(frame_record& record) noexcept {
+        XMM_ASSERT(record.owner == nullptr, "a frame in the pool still backs pages");
+        std::lock_guard guard{lock_};
+        record.backing.zeroed = false;
+        free_.push_back(record);
+        free_bytes_ += record.backing.bytes;
+        while (free_bytes_ > kept_bytes_ || book_->used() > book_->limit()) {
+            if (!drop_oldest_locked()) {
+                break;
+            }
+        }
+    }
+
+    // Drops free frames until at most `kept` bytes of them are left.
+    void trim(std::size_t kept) noexcept {
+        std::lock_guard guard{lock_};
+        while (free_bytes_ > kept && drop_oldest_locked()) {
+        }
+    }
+    [[nodiscard]] std::size_t free_bytes() const noexcept {
+        std::lock_guard guard{lock_};
+        return free_bytes_;
+    }
+
+private:
+    frame_record* find_locked(std::size_t bytes) noexcept {
+        frame_record* found = nullptr;
+        free_.for_each([&](frame_record& one) {
+            if (one.backing.bytes == bytes) {
+                found = &one;  // the last one: freed latest, its contents nearest to the caches
+            }
+        });
+        return found;
+    }
+    result<frame_record*> create_locked(std::size_t bytes) noexcept {
+        frame_record* record = records_.make();
+        if (record == nullptr) {
+            book_->release(bytes);
+            return fail(errc::no_memory, "the host has no memory for a frame's record");
+        }
+        result<frame> made = driver_.frame_create(node_, bytes);
+        while (!made && made.code() == errc::no_memory && drop_oldest_locked()) {
+            // The driver has less than the ledger believed: others hold memory unseen.
+            result<frame> again = driver_.frame_create(node_, bytes);
+            if (again) {
+                return fill(*record, *again);
+            }
+        }
+        if (!made) {
+            records_.give_back(record);
+            book_->release(bytes);
+            return made.error();
+        }
+        return fill(*record, *made);
+    }
+    frame_record* fill(frame_record& record, const frame& made) noexcept {
+        record.backing = made;
+        record.slot = slot_;
+        record.is_host = is_host_;
+        record.owner = nullptr;
+        record.link = {};
+        return &record;
+    }
+    bool drop_oldest_locked() noexcept {
+        frame_record* oldest = free_.pop_front();
+        if (oldest == nullptr) {
+            return false;
+        }
+        free_bytes_ -= oldest->backing.bytes;
+        driver_.frame_drop(oldest->backing);
+        book_->release(oldest->backing.bytes);
+        oldest->backing = {};
+        records_.give_back(oldest);
+        return true;
+    }
+
+    mutable ranked_mutex<lock_rank::frame_pool> lock_;
+    frame_list free_;              // guarded by lock_, as the two below; freed earliest first
+    std::size_t free_bytes_ = 0;
+    slab<frame_record> records_;
+    // Constant after open().
+    backend_ref driver_;
+    node_id node_ = no_node;
+    std::uint8_t slot_ = 0;
+    bool is_host_ = false;
+    ledger* book_ = nullptr;
+    std::size_t kept_bytes_ = 0;
+};
+
+}  // namespace xmm

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// frame_record.hpp - a frame as mapping keeps it: what it backs and where it stands in its lists.
+//
+// Model    A record is in its node's pool (owner empty), or backs a granule and stands on its node's
+//          active list, or is in the hands of one thread between the two.
+#pragma once
+
+#include <cstdint>
+
+#include <xmm/core/list.hpp>
+#include <xmm/core/types.hpp>
+
+namespace xmm {
+
+struct granule;
+
+struct frame_record {
+    // (C) constant while the record lives  (P) page lock of the owner  (L) lock of the list it is on
+    frame backing;             // (C)
+    std::uint8_t slot = 0;     // (C)    its node's slot in the space
+    bool is_host = false;      // (C)
+    granule* owner = nullptr;  // (P,L)  the granule it backs; null in the pool
+    list_link link;            // (L)    place on the active list, or in the pool
+};
+
+using frame_list = list<frame_record, &frame_record::link>;
+
+}  // namespace xmm

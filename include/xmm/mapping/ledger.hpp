@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// ledger.hpp - how much of a node's memory xmm may hold, and how much it holds.
+//
+// Model    One ledger per node and process, whatever number of spaces and heaps draw from the node.
+//          limit = min(budget, capacity - headroom); both may change at any time. used counts every byte
+//          of frames created and not dropped, cached ones too.
+// Threads  Any; lock-free.
+// Failure  try_reserve answers false and changes nothing.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+
+#include <xmm/core/lock.hpp>
+#include <xmm/core/types.hpp>
+#include <xmm/os/registry.hpp>
+
+namespace xmm {
+
+class ledger {
+public:
+    // The first space that attaches the node says how large it is; later ones agree.
+    void open(std::size_t capacity) noexcept {
+        std::size_t closed = 0;
+        // relaxed: the figures stand alone; no other data hangs on them (all of this class).
+        capacity_.compare_exchange_strong(closed, capacity, std::memory_order_relaxed);
+    }
+    [[nodiscard]] std::size_t capacity() const noexcept {
+        return capacity_.load(std::memory_order_relaxed);
+    }
+    [[nodiscard]] std::size_t budget() const noexcept { return budget_.load(std::memory_order_relaxed); }
+    [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
+    [[nodiscard]] std::size_t peak() const noexcept { return peak_.load(std::memory_order_relaxed); }
+    [[nodiscard]] std::size_t limit() const noexcept { return std::min(budget(), capacity()); }
+    void set_budget(std::size_t bytes) noexcept { budget_.store(bytes, std::memory_order_relaxed); }
+
+    [[nodiscard]] bool try_reserve(std::size_t bytes) noexcept {
+        std::size_t seen = used();
+        for (;;) {
+            if (bytes > limit() || seen > limit() - bytes) {
+                return false;
+            }
+            if (used_.compare_exchange_weak(seen, seen + bytes, std::memory_order_relaxed)) {
+                raise_peak(seen + bytes);
+                return true;
+            }
+        }
+    }
+    void release(std::size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+private:
+    void raise_peak(std::size_t bytes) noexcept {
+        std::size_t seen = peak();
+        while (seen < bytes && !peak_.compare_exchange_weak(seen, bytes, std::memory_order_relaxed)) {
+        }
+    }
+
+    std::atomic<std::size_t> capacity_{0};
+    std::atomic<std::size_t> budget_{SIZE_MAX};
+    std::atomic<std::size_t> used_{0};
+    std::atomic<std::size_t> peak_{0};
+};
+
+// All ledgers of the process, by node; grows by blocks and never shrinks, since node ids never return.
+class ledger_book {
+public:
+    static constexpr const char* registry_key = "ledger_book/1";
+
+    [[nodiscard]] ledger* find_or_open(node_id node, std::size_t capacity) noexcept {
+        const auto index = static_cast<std::size_t>(node.value);
+        if (node.value < 0 || index / per_block >= block_count) {
+            return nullptr;
+        }
+        std::lock_guard guard{lock_};
+        block*& one = blocks_[index / per_block];
+        if (one == nullptr) {
+            void* memory = ::mmap(nullptr, sizeof(block), PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (memory == MAP_FAILED) {
+                return nullptr;
+            }
+            one = ::new (memory) block();
+        }
+        ledger& found = one->ledgers[index % per_block];
+        found.open(capacity);
+        return &found;
+    }
+
+private:
+    static constexpr std::size_t per_block = 64;
+    static constexpr std::size_t block_count = 1024;
+    struct block {
+        ledger ledgers[per_block];
+    };
+    ranked_mutex<lock_rank::ledger> lock_;
+    block* blocks_[block_count] = {};  // guarded by lock_; a block, once there, stays
+};
+
+[[nodiscard]] inline ledger* ledger_of(node_id node, std::size_t capacity) noexcept {
+    return registry::object<ledger_book>().find_or_open(node, capacity);
+}
+
+}  // namespace xmm

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// use.hpp - which launched work still uses which pages.
+//
+// Model    A launch names ranges; while it is unfinished, each of their granules counts it in `uses`. A
+//          record of the launch remembers ranges and ticket, and takes the counts back once the ticket is
+//          reached: when the next launch comes by, or when somebody must wait for a granule.
+// Threads  Any. The gate guards the list of launches; counts rise under the page lock, so a mover that
+//          holds it and reads 0 knows that no unfinished launch names the page.
+// Failure  A launch whose record cannot be made waits for its work to finish instead.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <span>
+
+#include <xmm/concepts/backend_table.hpp>
+#include <xmm/mapping/logical_map.hpp>
+
+namespace xmm {
+
+// A stretch that a kernel is going to read, write or both.
+struct use {
+    va_range range;
+    access who = access::read_write;
+};
+
+class use_table {
+public:
+    explicit use_table(logical_map& map) noexcept : map_{map} {}
+
+    // Counts one granule in; its page lock is held.
+    static void mark_locked(granule& one) noexcept {
+        one.uses.fetch_add(1, std::memory_order_relaxed);  // relaxed: ordered by the page lock
+    }
+
+    // The marks of these ranges last until the ticket is reached.
+    void note_launch(backend_ref driver, ticket point, std::span<const use> uses) noexcept {
+        for (std::size_t first = 0; first < uses.size(); first += uses_per_record) {
+            launch_record* one = launches_.make();
+            const std::size_t count = std::min(uses_per_record, uses.size() - first);
+            if (one == nullptr) {
+                static_cast<void>(driver.wait(point));
+                take_back(uses.subspan(first));
+                return;
+            }
+            one->driver = driver;
+            one->point = point;
+            one->count = count;
+            std::copy_n(uses.begin() + static_cast<std::ptrdiff_t>(first), count, one->uses);
+            with(gate_, [&] { in_flight_.push_back(*one); });
+        }
+    }
+
+    // Takes back the marks of ranges that were never launched.
+    void take_back(std::span<const use> uses) noexcept {
+        for (const use& one : uses) {
+            take_back(one.range);
+        }
+    }
+
+    // Takes back the marks of all launches that are finished.
+    void retire_finished() noexcept {
+        launch_list finished;
+        with(gate_, [&] {
+            in_flight_.for_each([&](launch_record& one) {
+                if (one.driver.is_done(one.point)) {
+                    in_flight_.remove(one);
+                    finished.push_back(one);
+                }
+            });
+        });
+        while (launch_record* one = finished.pop_front()) {
+            take_back({one->uses, one->count});
+            launches_.give_back(one);
+        }
+    }
+
+    // Returns once no launch names the granule. Blocks as long as its kernels run.
+    void await_unused(granule& wanted, va_range va) noexcept {
+        for (unsigned rounds = 0;;) {
+            retire_finished();
+            if (!wanted.is_used()) {
+                return;
+            }
+            backend_ref driver;
+            ticket point;
+            with(gate_, [&] {
+                in_flight_.for_each([&](launch_record& one) {
+                    for (std::size_t i = 0; i < one.count && !driver; ++i) {
+                        if (one.uses[i].range.overlaps(va)) {
+                            driver = one.driver;
+                            point = one.point;
+                        }
+                    }
+                });
+            });
+            if (driver) {
+                static_cast<void>(driver.wait(point));  // a lost queue is done, too
+            } else {
+                await_note(++rounds);
+            }
+        }
+    }
+
+    [[nodiscard]] std::size_t in_flight() const noexcept {
+        std::lock_guard guard{gate_};
+        return in_flight_.count();
+    }
+
+private:
+    static constexpr std::size_t uses_per_record = 8;
+    struct launch_record {
+        list_link link;
+        backend_ref driver;
+        ticket point;
+        std::size_t count = 0;
+        use uses[uses_per_record];
+    };
+    using launch_list = list<launch_record, &launch_record::link>;
+
+    // Marked, its record not noted yet: the launch is being made. If that takes seconds, it is most likely
+    // waiting for this very fault, and the program should know.
+    static void await_note(unsigned rounds) noexcept {
+        ::usleep(rounds < 100 ? 10 : 1000);
+        if (rounds == 5000) {
+            static constexpr char text[] =
+                "xmm: a launch has been in the making for seconds while a page that it names is wanted "
+                "elsewhere; does its function touch that page on the CPU?\n";
+            static_cast<void>(!::write(2, text, sizeof text - 1));
+        }
+    }
+
+    void take_back(va_range range) noexcept {
+        for (address at = range.begin; at < range.end();) {
+            granule* one = map_.find(at);
+            XMM_ASSERT(one != nullptr, "pages in use were unmapped");
+            const va_range span = with(one->lock, [&] { return one->va; });
+            // release: pairs with the acquire in granule::is_used; the kernel's accesses are over.
+            one->uses.fetch_sub(1, std::memory_order_release);
+            at = span.end();
+        }
+    }
+
+    logical_map& map_;
+    mutable ranked_mutex<lock_rank::gate> gate_;
+    launch_list in_flight_;         // guarded by gate_
+    slab<launch_record> launches_;
+};
+
+}  // namespace xmm

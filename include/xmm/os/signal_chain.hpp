@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// signal_chain.hpp - a signal handler in front of those that were there before.
+//
+// Model    The chain of one signal: our handler, then whoever was in front when we took the front, latest
+//          first. A handler that we call may itself call us; the mark that we leave in its siginfo_t
+//          tells us to go on with the one before it.
+// Threads  take_front: the owner's lock. call_earlier: any, async-signal-safe.
+// Failure  The default action is the end of the chain.
+// Limits   An earlier handler without SA_ONSTACK runs on the alternate stack if the thread has one.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <xmm/core/status.hpp>
+#include <xmm/core/types.hpp>
+
+namespace xmm::detail {
+
+// All signals but those that a thread raises by what it executes.
+[[nodiscard]] inline sigset_t asynchronous_signals() noexcept {
+    sigset_t set;
+    ::sigfillset(&set);
+    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) {
+        ::sigdelset(&set, own);
+    }
+    return set;
+}
+
+// What the access that raised the signal wanted; a write where the processor does not tell.
+[[nodiscard]] inline access wanted_by(const ucontext_t& context) noexcept {
+#if defined(__x86_64__)
+    constexpr greg_t write_bit = 2;
+    return (context.uc_mcontext.gregs[REG_ERR] & write_bit) != 0 ? access::write : access::read;
+#elif defined(__aarch64__)
+    // Records {magic, bytes} follow each other; the one with this magic holds the syndrome register.
+    constexpr std::uint32_t esr_magic = 0x45535201;
+    const auto* at = reinterpret_cast<const unsigned char*>(context.uc_mcontext.__reserved);
+    const auto* const end = at + sizeof context.uc_mcontext.__reserved;
+    while (end - at >= 16) {
+        std::uint32_t head[2];
+        std::memcpy(head, at, sizeof head);
+        if (head[0] == esr_magic) {
+            std::uint64_t esr = 0;
+            std::memcpy(&esr, at + 8, sizeof esr);
+            const bool is_data_abort = (esr >> 26 & 0x3f) == 0x24 || (esr >> 26 & 0x3f) == 0x25;
+            const bool is_write = is_data_abort && (esr >> 6 & 1) != 0;
+            return is_write ? access::write : access::read;
+        }
+        if (head[0] == 0 || head[1] < 8) {
+            break;
+        }
+        at += head[1];
+    }
+    return access::write;
+#endif
+}
+
+class signal_chain {
+public:
+    using handler = void (*)(int, siginfo_t*, void*) noexcept;
+
+    // Installs `ours` unless it is in front already, and notes who was.
+    status take_front(int signal, handler ours) noexcept;
+
+    // Whether the chain called our handler with this, and not the kernel.
+    [[nodiscard]] static bool is_called_again(const siginfo_t& info) noexcept {
+        return mark_of(info).magic == mark::right_magic;
+    }
+
+    // Calls the handler that was there before, as the kernel would have: its mask, its arguments.
+    // `repeats`: whether the fault raises the signal again when we return, so that the default action
+    // can hit the access itself.
+    void call_earlier(int signal, siginfo_t& info, void* context, bool repeats) noexcept;
+
+private:
+    static constexpr unsigned capacity = 16;
+
+    // In the tail of siginfo_t, which the kernel hands over zeroed and which handlers that chain pass on.
+    struct mark {
+        static constexpr std::uint64_t right_magic = 0x6b72616d6d6d7821;
+        std::uint64_t magic;
+        std::uint64_t depth;
+    };
+
+    [[nodiscard]] static mark mark_of(const siginfo_t& info) noexcept {
+        mark found;
+        std::memcpy(&found, tail_of(info), sizeof found);
+        return found;
+    }
+    static void set_mark(siginfo_t& info, mark to) noexcept {
+        std::memcpy(const_cast<unsigned char*>(tail_of(info)), &to, sizeof to);
+    }
+    static const unsigned char* tail_of(const siginfo_t& info) noexcept {
+        return reinterpret_cast<const unsigned char*>(&info) + sizeof info - sizeof(mark);
+    }
+    static void die_of(int signal, siginfo_t& info, bool repeats) noexcept;
+    static sigset_t mask_for(int signal, const struct sigaction& action, const void* context) noexcept;
+
+    std::array<struct sigaction, capacity> earlier_{};     // (C) once counted
+    std::array<std::atomic<bool>, capacity> is_spent_{};   // (A) SA_RESETHAND, and used
+    std::atomic<unsigned> count_{0};                       // (A)
+};
+
+// Notes who is in front before taking its place: our handler may run at once.
+inline status signal_chain::take_front(int signal, handler ours) noexcept {
+    struct sigaction front {};
+    ::sigaction(signal, nullptr, &front);
+    if ((front.sa_flags & SA_SIGINFO) != 0 && front.sa_sigaction == ours) {
+        return {};
+    }
+    const unsigned count = count_.load(std::memory_order_relaxed);
+    unsigned at = 0;
+    while (at < count && earlier_[at].sa_sigaction != front.sa_sigaction) {
+        ++at;  // one that was noted before and came back would be called twice
+    }
+    if (at == count) {
+        if (count == capacity) {
+            return fail(errc::no_memory, "too many signal handlers were installed in front");
+        }
+        earlier_[count] = front;
+        // release: pairs with the acquire in call_earlier.
+        count_.store(count + 1, std::memory_order_release);
+    }
+    struct sigaction mine {};
+    mine.sa_sigaction = ours;
+    mine.sa_mask = asynchronous_signals();
+    // NODEFER: a handler that we chain to may itself raise the signal, for us to serve.
+    mine.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    if (::sigaction(signal, &mine, nullptr) != 0) {
+        return fail(errc::unsupported, "the kernel refuses a signal handler", errno);
+    }
+    return {};
+}
+
+inline void signal_chain::call_earlier(int signal, siginfo_t& info, void* context, bool repeats) noexcept {
+    const mark before = mark_of(info);
+    const unsigned next = before.magic == mark::right_magic ? static_cast<unsigned>(before.depth)
+                                                            : count_.load(std::memory_order_acquire);
+    if (next == 0) {
+        die_of(signal, info, repeats);
+        return;
+    }
+    const struct sigaction& action = earlier_[next - 1];
+    const bool is_once = (static_cast<unsigned>(action.sa_flags) & static_cast<unsigned>(SA_RESETHAND)) != 0;
+    // relaxed: the flag only says who was first.
+    const bool is_spent = is_once && is_spent_[next - 1].exchange(true, std::memory_order_relaxed);
+    if (action.sa_handler == SIG_IGN && info.si_code <= 0) {
+        return;  // sent by a process, and ignored; the kernel lets no fault be ignored
+    }
+    if (action.sa_handler == SIG_DFL || action.sa_handler == SIG_IGN || is_spent) {
+        die_of(signal, info, repeats);
+        return;
+    }
+    const sigset_t mask = mask_for(signal, action, context);
+    sigset_t mask_before;
+    ::pthread_sigmask(SIG_SETMASK, &mask, &mask_before);
+    set_mark(info, {mark::right_magic, next - 1});
+    if ((action.sa_flags & SA_SIGINFO) != 0) {
+        action.sa_sigaction(signal, &info, context);
+    } else {
+        action.sa_handler(signal);
+    }
+    set_mark(info, before);
+    ::pthread_sigmask(SIG_SETMASK, &mask_before, nullptr);
+}
+
+// What the kernel would have blocked during that handler.
+inline sigset_t signal_chain::mask_for(int signal, const struct sigaction& action,
+                                       const void* context) noexcept {
+    sigset_t mask = static_cast<const ucontext_t*>(context)->uc_sigmask;
+    for (int other = 1; other < NSIG; ++other) {
+        if (::sigismember(&action.sa_mask, other) == 1) {
+            ::sigaddset(&mask, other);
+        }
+    }
+    if ((action.sa_flags & SA_NODEFER) == 0) {
+        ::sigaddset(&mask, signal);
+    }
+    return mask;
+}
+
+// A fault that repeats hits the access itself when we return: the better core dump. Otherwise the signal
+// is sent again, with what it told.
+inline void signal_chain::die_of(int signal, siginfo_t& info, bool repeats) noexcept {
+    struct sigaction action {};
+    action.sa_handler = SIG_DFL;
+    ::sigaction(signal, &action, nullptr);
+    if (repeats && info.si_code > 0) {
+        return;
+    }
+    sigset_t mask;
+    ::sigemptyset(&mask);
+    ::sigaddset(&mask, signal);
+    ::pthread_sigmask(SIG_UNBLOCK, &mask, nullptr);
+    ::syscall(SYS_rt_tgsigqueueinfo, ::getpid(), ::syscall(SYS_gettid), signal, &info);
+}
+
+}  // namespace xmm::detail

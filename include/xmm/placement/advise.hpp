@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// advise.hpp - gmadvise: what each hint does.
+//
+// Model    Hints change pages, not regions. will_need and pin round outward to granules, dont_need rounds
+//          inward, cold and the sticky hints round outward. Names and meaning follow the published GMEM.
+// Threads  Any. A hint that loses a race to an unmap answers not_mapped; pages done before stay done.
+// Failure  Only malformed input and pins fail; a hint that cannot be followed is dropped. A pin is all or
+//          nothing.
+#pragma once
+
+#include <xmm/placement/fault.hpp>
+#include <xmm/placement/prefetch.hpp>
+
+namespace xmm {
+
+enum class advice : std::uint8_t {
+    will_need,          // bring it to the node, mapped there
+    dont_need,          // whole granules lose contents and frames; reads as zero or anything until written
+    cold,               // first in line when the node runs low
+    read_mostly,        // readers get copies, a write collapses them
+    unset_read_mostly,
+    preferred,          // first touch and faults place it on this node
+    unset_preferred,
+    pin,                // to the node (any_host: where it is), and never moved until unpinned as often
+    unpin,
+};
+
+[[nodiscard]] constexpr const char* name_of(advice what) noexcept {
+    constexpr const char* names[] = {"will_need",         "dont_need", "cold",            "read_mostly",
+                                     "unset_read_mostly", "preferred", "unset_preferred", "pin",
+                                     "unpin"};
+    return static_cast<unsigned>(what) < std::size(names) ? names[static_cast<unsigned>(what)] : "?";
+}
+
+class adviser {
+public:
+    adviser(address_space& space, mover& moves, reclaimer& frames, prefetcher& early) noexcept
+        : space_{space}, moves_{moves}, frames_{frames}, early_{early} {}
+
+    // `to` is attached, the range not empty and all of it mapped when the call begins.
+    status advise(node& to, va_range range, advice what) noexcept {
+        switch (what) {
+            case advice::will_need: return bring(to, range);
+            case advice::dont_need: return discard(range);
+            case advice::pin: return pin(to, range);
+            case advice::unpin: return unpin(range);
+            default: break;
+        }
+        return for_each(range, [&](granule& page) { apply_locked(page, to, what); });
+    }
+
+    // Waits until the pages are there, as far as they fit and nothing else holds them.
+    status bring(node& to, va_range range) noexcept {
+        auto job = early_.start(range, to);
+        if (job == nullptr) {
+            return fail(errc::no_memory, "the host has no memory for a prefetch");
+        }
+        job->wait();
+        return {};
+    }
+
+    // Every page resident on the node, or an error; nothing keeps it there afterwards.
+    status make_resident(node& to, va_range range) noexcept {
+        for (address at = range.begin; at < range.end();) {
+            result<va_range> there = settle(to, at, [](granule&) {});
+            if (!there) {
+                return there.error();
+            }
+            at = there->end();
+        }
+        return {};
+    }
+
+    // Resident on the node and held: frames stay until release_hold. All or nothing.
+    status hold(node& to, va_range range) noexcept {
+        for (address at = range.begin; at < range.end();) {
+            result<va_range> there = settle(to, at, [](granule& page) { page.add_hold_locked(); });
+            if (!there) {
+                release_hold({range.begin, at - range.begin});
+                return there.error();
+            }
+            at = there->end();
+        }
+        return {};
+    }
+    void release_hold(va_range range) noexcept {
+        for (address at = range.begin; at < range.end();) {
+            granule* page = space_.find(at);
+            XMM_ASSERT(page != nullptr, "held pages were unmapped");
+            const address after = with(page->lock, [&] { return page->va.end(); });
+            page->drop_hold();
+            at = after;
+        }
+    }
+
+    // Gives every page of a fixed region its frame and mapping. All or nothing.
+    status populate(node& on, va_range range) noexcept {
+        for (address at = range.begin; at < range.end();) {
+            result<va_range> there = settle(on, at, [](granule&) {});
+            if (!there) {
+                return there.error();
+            }
+            at = there->end();
+        }
+        return {};
+    }
+
+private:
+    static constexpr unsigned max_rounds = 10000;
+
+    template <class Fn>
+    status for_each(va_range range, Fn&& fn) noexcept {
+        for (address at = range.begin; at < range.end();) {
+            address after = 0;
+            if (!space_.with_granule(at, [&](granule& page) {
+                    fn(page);
+                    after = page.va.end();
+                })) {
+                return fail(errc::not_mapped, "the range was unmapped meanwhile");
+            }
+            at = after;
+        }
+        return {};
+    }
+
+    void apply_locked(granule& page, node& to, advice what) noexcept {
+        switch (what) {
+            case advice::cold:
+                for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
+                    if (page.frames[slot] != nullptr && !page.is_moving()) {
+                        space_.at_slot(slot).active.move_to_old(*page.frames[slot]);
+                    }
+                }
+                break;
+            case advice::read_mostly: set_read_mostly_locked(page); break;
+            case advice::unset_read_mostly: page.is_read_mostly = false; break;
+            case advice::preferred: page.preferred = to.slot; break;
+            case advice::unset_preferred: page.preferred = no_slot; break;
+            default: break;
+        }
+    }
+    // Writers keep their mapping: the next move or copy takes it.
+    static void set_read_mostly_locked(granule& page) noexcept { page.is_read_mostly = true; }
+
+    status discard(va_range range) noexcept {
+        for (address at = range.begin; at < range.end();) {
+            address after = 0;
+            granule* moving = nullptr;
+            const bool is_there = space_.with_granule(at, [&](granule& page) {
+                after = page.va.end();
+                if (!range.contains(page.va) || page.pins > 0 || page.is_fixed || page.is_held() ||
+                    page.is_used() || page.current() == residency::untouched) {
+                    return;
+                }
+                if (page.is_moving()) {
+                    moving = &page;
+                    return;
+                }
+                static_cast<void>(
+                    moves_.discard_locked(page, residency_step::discard, residency::untouched));
+            });
+            if (!is_there) {
+                return fail(errc::not_mapped, "the range was unmapped meanwhile");
+            }
+            if (moving != nullptr) {
+                moving->await_rest();
+            } else {
+                at = after;
+            }
+        }
+        return {};
+    }
+
+    status pin(node& to, va_range range) noexcept {
+        for (address at = range.begin; at < range.end();) {
+            result<va_range> there = settle(to, at, [](granule& page) { ++page.pins; }, true);
+            if (!there) {
+                static_cast<void>(unpin_pages({range.begin, at - range.begin}));
+                return there.error();
+            }
+            at = there->end();
+        }
+        return {};
+    }
+    status unpin(va_range range) noexcept {
+        bool all_pinned = true;
+        status outcome = for_each(range, [&](granule& page) { all_pinned &= page.pins > 0; });
+        if (outcome && !all_pinned) {
+            outcome = fail(errc::invalid_argument, "unpinned more often than pinned");
+        }
+        return outcome ? unpin_pages(range) : outcome;
+    }
+    status unpin_pages(va_range range) noexcept {
+        if (range.is_empty()) {
+            return {};
+        }
+        return for_each(range, [](granule& page) { page.pins -= page.pins > 0 ? 1 : 0; });
+    }
+
+    // Brings one granule to the node as its single home, then runs fn(page) with the lock held, in the
+    // same breath: nothing can move it in between. Answers the granule's range.
+    template <class Fn>
+    result<va_range> settle(node& to, address at, Fn&& fn, bool counts_pins = false) noexcept {
+        enum { done, again, rest, holds, uses, move } next = done;
+        for (unsigned round = 0; round < max_rounds; ++round) {
+            granule* found = nullptr;
+            va_range va;
+            status outcome;
+            const bool is_there = space_.with_granule(at, [&](granule& page) {
+                found = &page;
+                va = page.va;
+                next = done;
+                if (page.is_moving()) {
+                    next = rest;
+                } else if (is_at_home_locked(page, to)) {
+                    outcome = enter_home_locked(page, to);
+                    if (outcome) {
+                        fn(page);
+                    }
+                } else if (page.pins > 0 || (page.is_fixed && is_resident(page.current()))) {
+                    outcome = fail(errc::busy, counts_pins ? "already pinned on another node"
+                                                           : "pinned or fixed on another node");
+                } else if (page.is_held()) {
+                    next = holds;
+                } else if (page.is_used() && !can_move_used_locked(page)) {
+                    next = uses;
+                } else if (page.current() == residency::duplicated) {
+                    const unsigned keep = page.frames[to.slot] != nullptr ? to.slot : page.home;
+                    outcome = moves_.collapse_locked(page, keep);
+                    next = again;
+                } else {
+                    page.begin_transit_locked(false);
+                    next = move;
+                }
+            });
+            if (!is_there) {
+                return fail(errc::not_mapped, "the range was unmapped meanwhile");
+            }
+            if (!outcome) {
+                return outcome;
+            }
+            switch (next) {
+                case done: return va;
+                case again: break;
+                case rest: found->await_rest(); break;
+                case holds: found->await_no_holds(); break;
+                case uses: space_.uses().await_unused(*found, va); break;
+                case move:
+                    if (status moved = move_to(*found, to, va.bytes); !moved) {
+                        return moved;
+                    }
+                    break;
+            }
+        }
+        return fail(errc::busy, "the page was taken away as often as it was brought in");
+    }
+    status move_to(granule& page, node& to, std::size_t bytes) noexcept {
+        result<frame_record*> taken = frames_.obtain(to, bytes);
+        if (!taken) {
+            with(page.lock, [&] { page.end_transit_locked(); });
+            return taken.error();
+        }
+        transfer one{.moved = &page, .to = *taken, .accessor = to.accessor()};
+        static_cast<void>(moves_.move({&one, 1}, false));
+        return one.outcome;
+    }
+    // A duplicated page counts as at home on a host for readers, not for a pin: it may still be dropped.
+    static bool is_at_home_locked(const granule& page, const node& to) noexcept {
+        return page.home == to.slot && page.current() != residency::duplicated;
+    }
+    status enter_home_locked(granule& page, node& to) noexcept {
+        to.active.move_to_recent(*page.home_frame());
+        return has_write(page.mapped[to.accessor()])
+                   ? status{}
+                   : moves_.enter_locked(page, to.accessor(), access::read_write);
+    }
+    bool can_move_used_locked(const granule& page) noexcept {
+        for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
+            if (page.mapped[slot] != access::none && !space_.at_slot(slot).can(ability::moves_under_access)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    address_space& space_;
+    mover& moves_;
+    reclaimer& frames_;
+    prefetcher& early_;
+};
+
+}  // namespace xmm

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// engine.hpp - the parts of placement, made for one address space and joined to its faults.
+//
+// Model    Owns mover, reclaimer, fault handler, prefetcher, adviser, copier and releaser of one space;
+//          answers the CPU's faults (through the fault trap) and those of every attached device.
+// Threads  As the parts. attach and the destructor: one thread, with no fault under way that the
+//          program still needs.
+// Failure  attach is all or nothing.
+#pragma once
+
+#include <xmm/os/fault_trap.hpp>
+#include <xmm/placement/advise.hpp>
+#include <xmm/placement/policies.hpp>
+#include <xmm/placement/release.hpp>
+#include <xmm/placement/transfer.hpp>
+
+namespace xmm {
+
+class placement_engine {
+public:
+    placement_engine(address_space& space, policy_ref first) noexcept
+        : moves{space},
+          frames{space, moves},
+          faults{space, moves, frames, first},
+          early{space, moves, frames},
+          hints{space, moves, frames, early},
+          copies{space, moves, frames},
+          releases{space, moves},
+          space_{space} {}
+    placement_engine(const placement_engine&) = delete;
+    placement_engine& operator=(const placement_engine&) = delete;
+    ~placement_engine() {
+        early.stop();
+        for (unsigned i = 0; i < faulting_count_; ++i) {
+            faulting_[i].off_device_fault(this);
+        }
+        if (is_trapping_) {
+            fault_trap::instance().remove(this);
+        }
+    }
+
+    // From now on CPU touches of the space's pages come here.
+    [[nodiscard]] status trap_cpu_faults() noexcept {
+        const status added = fault_trap::instance().add({this, &owns, &on_cpu_fault});
+        is_trapping_ = added.is_ok();
+        return added;
+    }
+    // The devices of one driver, and their faults if they have any.
+    [[nodiscard]] status attach_devices(backend_ref driver) noexcept {
+        if (status attached = space_.attach_devices(driver); !attached) {
+            return attached;
+        }
+        if (!driver.has_device_faults()) {
+            return {};
+        }
+        const status on = driver.on_device_fault({this, &on_device_fault});
+        if (on) {
+            faulting_[faulting_count_++] = driver;
+        }
+        // Devices that take no faults are served before each launch instead.
+        return on.code == errc::unsupported ? status{} : on;
+    }
+
+    mover moves;
+    reclaimer frames;
+    fault_handler faults;
+    prefetcher early;
+    adviser hints;
+    copier copies;
+    releaser releases;
+
+private:
+    static bool owns(void* self, address at) noexcept {
+        return static_cast<placement_engine*>(self)->space_.find(at) != nullptr;
+    }
+    static cpu_fault_outcome on_cpu_fault(void* self, address at, access wanted, const char** why) noexcept {
+        auto& engine = *static_cast<placement_engine*>(self);
+        const status outcome = engine.faults.handle(engine.space_.at_slot(0), at, wanted);
+        *why = outcome.why;
+        switch (outcome.code) {
+            case errc::ok: return cpu_fault_outcome::resolved;
+            case errc::not_mapped: return cpu_fault_outcome::not_mapped;
+            case errc::busy: return cpu_fault_outcome::refused;
+            default: return cpu_fault_outcome::no_memory;
+        }
+    }
+    static fault_outcome on_device_fault(void* self, node_id accessor, address at, access wanted) noexcept {
+        auto& engine = *static_cast<placement_engine*>(self);
+        node* from = engine.space_.find_node(accessor);
+        if (from == nullptr || engine.space_.find(at) == nullptr) {
+            return fault_outcome::not_mapped;
+        }
+        switch (engine.faults.handle(*from, at, wanted).code) {
+            case errc::ok: return fault_outcome::resolved;
+            case errc::not_mapped: return fault_outcome::not_mapped;
+            default: return fault_outcome::no_memory;
+        }
+    }
+
+    address_space& space_;
+    backend_ref faulting_[address_space::max_backends];
+    unsigned faulting_count_ = 0;
+    bool is_trapping_ = false;
+};
+
+}  // namespace xmm

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// fault.hpp - bring in the page that an access missed; the same for the CPU and for every device.
+//
+// Model    One loop: look at the record under its lock; if a mapping serves the access, it is resolved (a
+//          repeated fault ends here); if the page moves or is held, wait and look again; else change one
+//          thing (enter, first touch, move, duplicate, collapse) and look again. Hints come before the
+//          policy. A device that gets no frame maps the host's instead, so a kernel always goes on.
+// Threads  Any number at once. Runs on the trap's service threads and on kernels' threads: it does not
+//          call malloc and touches no unified memory.
+// Failure  Says why in static text; nothing has changed that another look would not repeat.
+#pragma once
+
+#include <atomic>
+
+#include <xmm/concepts/policy.hpp>
+#include <xmm/placement/reclaim.hpp>
+
+namespace xmm {
+
+class fault_handler {
+public:
+    fault_handler(address_space& space, mover& moves, reclaimer& frames, policy_ref first) noexcept
+        : space_{space}, moves_{moves}, frames_{frames} {
+        set_policy(first);
+    }
+
+    // Faults that are being answered keep the policy they have asked.
+    void set_policy(policy_ref next) noexcept {
+        std::lock_guard guard{policy_lock_};
+        policy_ = next;
+    }
+    [[nodiscard]] policy_ref current_policy() const noexcept {
+        std::lock_guard guard{policy_lock_};
+        return policy_;
+    }
+
+    // After ok the accessor has a mapping that allows `wanted`, unless it was taken away since.
+    // not_mapped: no region there. busy: pinned or fixed elsewhere. no_memory: nowhere to put it.
+    status handle(node& accessor_node, address at, access wanted) noexcept {
+        attempt state{accessor_node, accessor_node.accessor(), at, wanted};
+        accessor_node.faults.add(1);
+        for (unsigned round = 0; round < max_rounds; ++round) {
+            granule* page = space_.find(at);
+            if (page == nullptr) {
+                return fail(errc::not_mapped, "no region of this space is there");
+            }
+            step next;
+            {
+                std::lock_guard guard{page->lock};
+                if (!page->va.contains(at) || page->current() == residency::released) {
+                    return fail(errc::not_mapped, "no region of this space is there");
+                }
+                next = look_locked(*page, state);
+                if (next.kind == step::done && round == 0 && next.was_resolved) {
+                    accessor_node.faults_coalesced.add(1);
+                }
+            }
+            switch (next.kind) {
+                case step::done: return next.outcome;
+                case step::again: break;
+                case step::await_rest: page->await_rest(); break;
+                case step::await_holds: page->await_no_holds(); break;
+                case step::await_uses: space_.uses().await_unused(*page, next.va); break;
+                case step::move:
+                    if (!bring(*page, state, next)) {
+                        return state.last;
+                    }
+                    break;
+            }
+        }
+        return fail(errc::no_memory, "the page was taken away as often as it was brought in");
+    }
+
+private:
+    static constexpr unsigned max_rounds = 10000;
+
+    // What one look decided.
+    struct step {
+        enum kind_t : std::uint8_t { done, again, await_rest, await_holds, await_uses, move } kind = done;
+        bool was_resolved = false;  // before this look
+        bool keeps_copy = false;    // move: leave the old frame as the home
+        unsigned to = no_slot;      // move: the node; its transit has begun
+        va_range va{};
+        status outcome{};
+    };
+    struct attempt {
+        node& from;
+        unsigned accessor;
+        address at;
+        access wanted;
+        bool stays_on_host = false;  // no frame was to be had on the device
+        status last{};
+
+        [[nodiscard]] bool is_cpu() const noexcept { return accessor == cpu_accessor; }
+    };
+
+    step look_locked(granule& page, attempt& state) noexcept {
+        if (covers(page.mapped[state.accessor], state.wanted)) {
+            return {.kind = step::done, .was_resolved = true};
+        }
+        if (page.is_moving()) {
+            return look_at_moving_locked(page, state);
+        }
+        switch (page.current()) {
+            case residency::untouched: return place_first_locked(page, state);
+            case residency::on_host: return look_at_host_page_locked(page, state);
+            case residency::on_device: return look_at_device_page_locked(page, state);
+            case residency::duplicated: return look_at_copies_locked(page, state);
+            case residency::released: break;
+        }
+        return {.outcome = fail(errc::not_mapped, "no region of this space is there")};
+    }
+
+    // The old frame serves readers until the flip, and writers who make an optional move give up.
+    step look_at_moving_locked(granule& page, attempt& state) noexcept {
+        const bool is_served = state.is_cpu() && page.current() == residency::on_host;
+        if (is_served && !has_write(state.wanted)) {
+            return enter_locked(page, state, access::read);
+        }
+        if (is_served && page.is_optional) {
+            page.was_touched = true;
+            return enter_locked(page, state, access::read_write);
+        }
+        return {.kind = step::await_rest};
+    }
+
+    step place_first_locked(granule& page, attempt& state) noexcept {
+        return begin_move_locked(page, first_slot_locked(page, state), false);
+    }
+    unsigned first_slot_locked(granule& page, attempt& state) noexcept {
+        const bool prefers_host = page.preferred != no_slot && space_.at_slot(page.preferred).is_host;
+        const bool prefers_this = page.preferred == state.from.slot;
+        if (state.is_cpu() || prefers_host || state.stays_on_host) {
+            return prefers_host ? page.preferred : space_.host_near(nearest_device(page, state)).slot;
+        }
+        if (prefers_this || choose(page, state, true) == placement_choice::on_device) {
+            return state.from.slot;
+        }
+        return space_.host_near(state.from).slot;
+    }
+    // Host pages go near the device that is likely to use them.
+    node& nearest_device(granule& page, attempt& state) noexcept {
+        if (!state.is_cpu()) {
+            return state.from;
+        }
+        if (page.preferred != no_slot) {
+            return space_.at_slot(page.preferred);
+        }
+        const unsigned first_device = space_.host_count();
+        return first_device < space_.node_count() ? space_.at_slot(first_device) : state.from;
+    }
+
+    step look_at_host_page_locked(granule& page, attempt& state) noexcept {
+        if (state.is_cpu()) {
+            return enter_locked(page, state, access::read_write);
+        }
+        const bool can_map = moves_.visible_frame(page, state.accessor) != nullptr;
+        const bool must_stay = page.is_fixed || page.pins > 0 || page.is_held() || state.stays_on_host;
+        if (must_stay && can_map) {
+            return map_in_place_locked(page, state);
+        }
+        if (page.is_held()) {
+            return {.kind = step::await_holds};
+        }
+        if (must_stay) {
+            return {.outcome = state.last.is_ok() ? fail(errc::busy, "pinned on a host that this device cannot map")
+                                                  : state.last};
+        }
+        const bool prefers_this = page.preferred == state.from.slot;
+        const bool prefers_host = page.preferred != no_slot && space_.at_slot(page.preferred).is_host;
+        const bool duplicates = page.is_read_mostly && !has_write(state.wanted);
+        const bool comes = prefers_this || (!prefers_host && (duplicates || choose(page, state, false) ==
+                                                                               placement_choice::on_device));
+        if (!comes && can_map) {
+            return map_in_place_locked(page, state);
+        }
+        return begin_move_locked(page, state.from.slot, duplicates);
+    }
+
+    step look_at_device_page_locked(granule& page, attempt& state) noexcept {
+        if (page.home == state.from.slot) {
+            return enter_locked(page, state, access::read_write);
+        }
+        if (page.is_fixed || page.pins > 0) {
+            return {.outcome = fail(errc::busy, page.is_fixed
+                                                    ? "the page is device-only memory: its device alone reaches it"
+                                                    : "the page is pinned on a device")};
+        }
+        if (page.is_held()) {
+            return {.kind = step::await_holds};
+        }
+        if (!can_move_from_home_locked(page)) {
+            return {.kind = step::await_uses, .va = page.va};
+        }
+        const bool duplicates = page.is_read_mostly && !has_write(state.wanted);
+        if (state.is_cpu() || state.stays_on_host) {
+            return begin_move_locked(page, space_.host_near(space_.at_slot(page.home)).slot, duplicates);
+        }
+        const bool comes = page.preferred == state.from.slot || duplicates ||
+                           choose(page, state, false) == placement_choice::on_device;
+        return begin_move_locked(page, comes ? state.from.slot : space_.host_near(state.from).slot,
+                                 comes && duplicates);
+    }
+
+    step look_at_copies_locked(granule& page, attempt& state) noexcept {
+        if (!has_write(state.wanted)) {
+            if (moves_.visible_frame(page, state.accessor) != nullptr &&
+                (state.is_cpu() || page.frames[state.accessor] != nullptr || state.stays_on_host)) {
+                return enter_locked(page, state, access::read);
+            }
+            const unsigned to = state.is_cpu() || state.stays_on_host ? space_.host_near(state.from).slot
+                                                                      : state.from.slot;
+            return page.is_held() ? step{.kind = step::await_holds} : begin_move_locked(page, to, true);
+        }
+        if (page.is_held()) {
+            return {.kind = step::await_holds};
+        }
+        if (!can_move_from_home_locked(page)) {
+            return {.kind = step::await_uses, .va = page.va};
+        }
+        // The writer's own copy stays, if it has one; the next look does the rest.
+        frame_record* own = moves_.visible_frame(page, state.accessor);
+        const status collapsed = moves_.collapse_locked(page, own != nullptr ? own->slot : page.home);
+        return collapsed ? step{.kind = step::again} : step{.outcome = collapsed};
+    }
+
+    bool can_move_from_home_locked(const granule& page) noexcept {
+        for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
+            if (page.mapped[slot] != access::none && !space_.at_slot(slot).can(ability::moves_under_access)) {
+                return !page.is_used();
+            }
+        }
+        return true;
+    }
+    placement_choice choose(const granule& page, const attempt& state, bool is_first) const noexcept {
+        return current_policy().choose({state.from.id, state.wanted, page.va.bytes, is_first});
+    }
+
+    step enter_locked(granule& page, attempt& state, access who) noexcept {
+        if (page.is_read_mostly && !has_write(state.wanted)) {
+            who = access::read;  // so that a later copy needs no mapping taken back
+        }
+        const status entered = moves_.enter_locked(page, state.accessor, who);
+        if (entered) {
+            touch_locked(page);
+        }
+        return {.outcome = entered};
+    }
+    step map_in_place_locked(granule& page, attempt& state) noexcept {
+        state.from.mapped_in_place.add(1);
+        return enter_locked(page, state, access::read_write);
+    }
+    void touch_locked(granule& page) noexcept {
+        for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
+            if (page.frames[slot] != nullptr) {
+                space_.at_slot(slot).active.move_to_recent(*page.frames[slot]);
+            }
+        }
+    }
+    static step begin_move_locked(granule& page, unsigned to, bool keeps_copy) noexcept {
+        page.begin_transit_locked(false);
+        return {.kind = step::move, .keeps_copy = keeps_copy, .to = to, .va = page.va};
+    }
+
+    // The page is in transit for this thread. False if nothing is left to try.
+    bool bring(granule& page, attempt& state, const step& next) noexcept {
+        node& to = space_.at_slot(next.to);
+        result<frame_record*> taken =
+            to.is_host ? frames_.obtain_on_host(to, next.va.bytes) : frames_.obtain(to, next.va.bytes);
+        if (!taken) {
+            with(page.lock, [&] { page.end_transit_locked(); });
+            return try_host_after(taken.error(), to, state);
+        }
+        const bool is_seen = to.is_host || next.to == state.accessor;
+        transfer one{.moved = &page,
+                     .to = *taken,
+                     .accessor = is_seen ? state.accessor : no_slot,
+                     .who = next.keeps_copy ? access::read : access::read_write,
+                     .keeps_copy = next.keeps_copy};
+        if (moves_.move({&one, 1}, false) == 0) {
+            return try_host_after(one.outcome, to, state);
+        }
+        if (to.is_host && !state.is_cpu()) {
+            state.from.mapped_in_place.add(1);
+        }
+        return true;
+    }
+    static bool try_host_after(status failure, const node& tried, attempt& state) noexcept {
+        state.last = failure;
+        if (tried.is_host) {
+            return false;
+        }
+        state.stays_on_host = true;
+        return true;
+    }
+
+    address_space& space_;
+    mover& moves_;
+    reclaimer& frames_;
+    mutable ranked_mutex<lock_rank::leaf> policy_lock_;
+    policy_ref policy_;  // guarded by policy_lock_
+};
+
+}  // namespace xmm

@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: Apache-2.0
+// move.hpp - the one way a page changes its place: fault, prefetch, reclaim, hints and copies use it.
+//
+// Model    A mover claims a granule (transit), gets a frame for it, and hands both over here: take write
+//          access from all accessors, copy between standing addresses, then flip under the page lock:
+//          clear the old mappings, change the record, enter the new mapping, wake who waits. An optional
+//          move that was written to meanwhile drops the copy and leaves the page where it is.
+// Threads  Any. No lock is held across a copy; page locks of a batch are taken in address order.
+// Failure  All or nothing for each granule: on failure its data, mapping and record are as before and the
+//          new frame is back in its pool.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+
+#include <xmm/mapping/address_space.hpp>
+
+namespace xmm {
+
+inline constexpr unsigned max_batch = 16;
+
+// One granule on its way. The caller has begun its transit and holds the frame.
+struct transfer {
+    granule* moved = nullptr;
+    frame_record* to = nullptr;
+    unsigned accessor = no_slot;       // who gets a mapping at the end; no_slot: nobody
+    access who = access::read_write;
+    bool keeps_copy = false;           // read-mostly: the old frame stays, as the data's home
+    bool is_overwritten = false;       // a first touch that needs no zeroes: all of it is written next
+    std::size_t bytes = 0;             // filled in, as the outcome: `to` may be gone after a failure
+    status outcome{};
+};
+
+class mover {
+public:
+    explicit mover(address_space& space) noexcept : space_{space} {}
+
+    // Moves all of a batch, first touches included, and ends their transits. `is_quiet` work yields the
+    // link to faults until somebody waits for one of the granules. Returns how many arrived.
+    unsigned move(std::span<transfer> batch, bool is_quiet) noexcept {
+        XMM_ASSERT(batch.size() <= max_batch, "batch too long");
+        for (transfer& one : batch) {
+            one.bytes = one.to->backing.bytes;
+            one.outcome = take_write_access(*one.moved);
+        }
+        bring_contents(batch, is_quiet);
+        return flip(batch);
+    }
+
+    // With the page lock: leaves one frame of a duplicated granule, on that slot, mapped nowhere.
+    status collapse_locked(granule& one, unsigned keep) noexcept {
+        XMM_ASSERT(one.frames[keep] != nullptr, "collapsed onto a node without a copy");
+        if (status cleared = clear_all_locked(one); !cleared) {
+            return cleared;
+        }
+        for (unsigned slot = 0; slot < max_slots; ++slot) {
+            if (slot != keep && one.frames[slot] != nullptr) {
+                drop_frame_locked(one, slot);
+            }
+        }
+        set_home_locked(one, residency_step::collapse, keep);
+        return {};
+    }
+
+    // With the page lock: drops the clean copy on that slot, which is not the home.
+    status drop_copy_locked(granule& one, unsigned slot) noexcept {
+        XMM_ASSERT(one.current() == residency::duplicated && one.home != slot, "not a clean copy");
+        // A host's copy may be mapped by the CPU and by devices without one of their own.
+        const status cleared = space_.at_slot(slot).is_host ? clear_all_locked(one) : clear_locked(one, slot);
+        if (!cleared) {
+            return cleared;
+        }
+        drop_frame_locked(one, slot);
+        if (count_frames(one) == 1) {
+            set_home_locked(one, residency_step::collapse, one.home);
+        }
+        return {};
+    }
+
+    // With the page lock: gives up contents, frames and mappings.
+    status discard_locked(granule& one, residency_step step, residency to) noexcept {
+        if (status cleared = clear_all_locked(one); !cleared) {
+            return cleared;
+        }
+        for (unsigned slot = 0; slot < max_slots; ++slot) {
+            if (one.frames[slot] != nullptr) {
+                drop_frame_locked(one, slot);
+            }
+        }
+        one.home = no_slot;
+        one.step_locked(step, to);
+        return {};
+    }
+
+    // With the page lock: lets the accessor reach the frame that is nearest to it.
+    status enter_locked(granule& one, unsigned accessor, access who) noexcept {
+        if (one.mapped[accessor] == who) {
+            return {};
+        }
+        frame_record* seen = visible_frame(one, accessor);
+        XMM_ASSERT(seen != nullptr, "nothing to map");
+        const run whole{one.va, seen->backing, who};
+        node& at = space_.at_slot(accessor);
+        if (progress entered = at.driver.pmap_enter(at.id, {&whole, 1}); !entered) {
+            return entered.outcome;
+        }
+        one.mapped[accessor] = who;
+        return {};
+    }
+
+    // The frame that an accessor would map: its own, else a host's that its driver can map.
+    [[nodiscard]] frame_record* visible_frame(granule& one, unsigned accessor) noexcept {
+        if (accessor == cpu_accessor) {
+            for (unsigned slot = 0; slot < space_.host_count(); ++slot) {
+                if (one.frames[slot] != nullptr) {
+                    return one.frames[slot];
+                }
+            }
+            return nullptr;
+        }
+        if (one.frames[accessor] != nullptr) {
+            return one.frames[accessor];
+        }
+        for (unsigned slot = 0; slot < space_.host_count(); ++slot) {
+            if (one.frames[slot] != nullptr &&
+                space_.at_slot(slot).driver == space_.at_slot(accessor).driver) {
+                return one.frames[slot];
+            }
+        }
+        return nullptr;
+    }
+
+private:
+    // Copies or fills that go down one queue together, as one call.
+    struct lane {
+        node* at = nullptr;
+        queue_id urgent;
+        queue_id quiet;
+        bool is_fill = false;
+        unsigned count = 0;
+        std::array<piece, max_batch> pieces;
+        std::array<transfer*, max_batch> owners;
+
+        [[nodiscard]] bool is_awaited() const noexcept {
+            for (unsigned i = 0; i < count; ++i) {
+                // relaxed: a hint; a late look only delays the change of lanes.
+                if (owners[i]->moved->is_urgent.load(std::memory_order_relaxed)) {
+                    return true;
+                }
+            }
+            return false;
+        }
+    };
+    using lanes = std::array<lane, max_batch>;
+
+    status take_write_access(granule& one) noexcept {
+        std::lock_guard guard{one.lock};
+        for (unsigned accessor = 0; accessor < space_.node_count(); ++accessor) {
+            if (has_write(one.mapped[accessor])) {
+                if (status lowered = enter_locked(one, accessor, access::read); !lowered) {
+                    return lowered;
+                }
+            }
+        }
+        return {};
+    }
+
+    // ---- contents: nobody else changes the frames of a granule in transit
+
+    void bring_contents(std::span<transfer> batch, bool is_quiet) noexcept {
+        lanes all;
+        unsigned lane_count = 0;
+        for (transfer& one : batch) {
+            if (one.outcome) {
+                add_to_lane(all, lane_count, one);
+            }
+        }
+        std::array<result_ticket, max_batch> points;
+        for (unsigned i = 0; i < lane_count; ++i) {
+            if (is_quiet && !all[i].is_fill) {
+                copy_quietly(all[i]);
+            } else {
+                points[i] = submit(all[i], is_quiet ? all[i].quiet : all[i].urgent);
+            }
+        }
+        for (unsigned i = 0; i < lane_count; ++i) {
+            if (points[i].is_pending) {
+                settle(all[i], all[i].at->driver.wait(points[i].point));
+            }
+        }
+    }
+
+    struct result_ticket {
+        ticket point;
+        bool is_pending = false;
+    };
+
+    void add_to_lane(lanes& all, unsigned& lane_count, transfer& one) noexcept {
+        frame_record* from = one.moved->home_frame();
+        node& target = space_.at_slot(one.to->slot);
+        if (from == nullptr && (one.to->backing.zeroed || one.is_overwritten)) {
+            return;
+        }
+        // A device's own queues carry its traffic, both ways; some device's carry what stays on hosts.
+        const bool is_out = from != nullptr && target.is_host && !from->is_host;
+        node* carrier = is_out ? &space_.at_slot(from->slot) : target.is_host ? space_.host_carrier() : &target;
+        if (carrier == nullptr) {
+            bring_on_host(one, from);
+            return;
+        }
+        const queue_id urgent = carrier->queues[is_out ? node::urgent_out : node::urgent_in];
+        const queue_id quiet = carrier->queues[is_out ? node::quiet_out : node::quiet_in];
+        unsigned i = 0;
+        while (i < lane_count && !(all[i].urgent == urgent && all[i].is_fill == (from == nullptr))) {
+            ++i;
+        }
+        lane& chosen = all[i];
+        if (i == lane_count) {
+            ++lane_count;
+            chosen.at = carrier;
+            chosen.urgent = urgent;
+            chosen.quiet = quiet;
+            chosen.is_fill = from == nullptr;
+        }
+        const std::size_t bytes = one.to->backing.bytes;
+        const address source = from != nullptr ? from->backing.standing : 0;
+        chosen.pieces[chosen.count] = {{one.to->backing.standing, bytes}, {source, bytes}};
+        chosen.owners[chosen.count++] = &one;
+        count_bytes(one, from);
+    }
+    void count_bytes(const transfer& one, const frame_record* from) noexcept {
+        node& target = space_.at_slot(one.to->slot);
+        (from != nullptr ? target.bytes_in : target.bytes_zeroed).add(one.bytes);
+        if (from != nullptr) {
+            space_.at_slot(from->slot).bytes_out.add(one.bytes);
+        }
+    }
+    // Without any device, host frames are the CPU's own: their standing addresses are plain memory.
+    void bring_on_host(transfer& one, const frame_record* from) noexcept {
+        void* to = to_pointer(one.to->backing.standing);
+        if (from != nullptr) {
+            std::memcpy(to, to_pointer(from->backing.standing), one.bytes);
+        } else {
+            std::memset(to, 0, one.bytes);
+        }
+        count_bytes(one, from);
+    }
+
+    result_ticket submit(lane& one, queue_id queue) noexcept {
+        if (one.is_fill) {
+            std::array<va_range, max_batch> ranges;
+            for (unsigned i = 0; i < one.count; ++i) {
+                ranges[i] = one.pieces[i].to;
+            }
+            return submitted(one, one.at->driver.zero(queue, {ranges.data(), one.count}));
+        }
+        return submitted(one, one.at->driver.memcpy(queue, {one.pieces.data(), one.count}));
+    }
+    result_ticket submitted(lane& one, result<ticket>&& point) noexcept {
+        if (!point) {
+            settle(one, point.error());
+            return {};
+        }
+        return {*point, true};
+    }
+    static void settle(lane& one, status outcome) noexcept {
+        for (unsigned i = 0; i < one.count && !outcome; ++i) {
+            one.owners[i]->outcome = outcome;
+        }
+    }
+
+    // About a millisecond of link time at once, two in flight: so a fault finds the link free soon, and
+    // once somebody waits for a page of this lane, what is left goes down the urgent queue.
+    void copy_quietly(lane& one) noexcept {
+        const std::size_t chunk = chunk_bytes(*one.at);
+        std::array<ticket, 2> in_flight{};
+        unsigned turn = 0;
+        for (unsigned i = 0; i < one.count; ++i) {
+            piece left = one.pieces[i];
+            while (!left.to.is_empty()) {
+                const bool is_awaited = one.is_awaited();
+                const std::size_t bytes = is_awaited ? left.to.bytes : std::min(chunk, left.to.bytes);
+                const piece next{{left.to.begin, bytes}, {left.from.begin, bytes}};
+                left = {{left.to.begin + bytes, left.to.bytes - bytes},
+                        {left.from.begin + bytes, left.from.bytes - bytes}};
+                status outcome = one.at->driver.wait(in_flight[turn]);
+                if (outcome) {
+                    auto point = one.at->driver.memcpy(is_awaited ? one.urgent : one.quiet, {&next, 1});
+                    outcome = point ? status{} : point.error();
+                    in_flight[turn] = point ? *point : ticket{};
+                    turn ^= 1u;
+                }
+                if (!outcome) {
+                    one.owners[i]->outcome = outcome;
+                    break;
+                }
+            }
+        }
+        for (ticket point : in_flight) {
+            settle(one, one.at->driver.wait(point));
+        }
+    }
+    static std::size_t chunk_bytes(const node& device) noexcept {
+        const std::uint64_t rate = device.about.link_in_bytes_per_second;
+        constexpr std::size_t largest = std::size_t{32} << 20;
+        constexpr std::size_t smallest = std::size_t{1} << 20;
+        return rate == 0 ? largest : std::clamp<std::size_t>(rate / 1000, smallest, largest);
+    }
+
+    // ---- flip
+
+    unsigned flip(std::span<transfer> batch) noexcept {
+        std::array<transfer*, max_batch> order;
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+            order[i] = &batch[i];
+        }
+        const std::span<transfer*> sorted{order.data(), batch.size()};
+        std::sort(sorted.begin(), sorted.end(),
+                  [](const transfer* a, const transfer* b) { return a->moved < b->moved; });
+        std::array<frame_record*, max_batch> freed;
+        unsigned freed_count = 0;
+        unsigned arrived = 0;
+
+        for (transfer* one : sorted) {
+            one->moved->lock.lock();
+        }
+        for (transfer* one : sorted) {
+            if (one->outcome && one->moved->is_optional && one->moved->was_touched) {
+                one->outcome = fail(errc::busy, "written to while it was on its way");
+                space_.at_slot(one->to->slot).moves_given_up.add(1);
+            }
+        }
+        clear_old_mappings(sorted);
+        for (transfer* one : sorted) {
+            if (one->outcome) {
+                frame_record* old = change_record_locked(*one);
+                if (old != nullptr) {
+                    freed[freed_count++] = old;
+                }
+                ++arrived;
+            } else {
+                freed[freed_count++] = one->to;
+                relink_locked(*one->moved);
+            }
+        }
+        enter_new_mappings(sorted);
+        for (transfer* one : sorted) {
+            one->moved->end_transit_locked();
+            one->moved->lock.unlock();
+        }
+        for (unsigned i = 0; i < freed_count; ++i) {
+            space_.at_slot(freed[i]->slot).pool.give_back(*freed[i]);
+        }
+        return arrived;
+    }
+
+    // One call an accessor. What could not be cleared stays where it is.
+    void clear_old_mappings(std::span<transfer*> sorted) noexcept {
+        std::array<va_range, max_batch> ranges;
+        std::array<transfer*, max_batch> owners;
+        for (unsigned accessor = 0; accessor < space_.node_count(); ++accessor) {
+            unsigned count = 0;
+            for (transfer* one : sorted) {
+                // A copy that stays keeps its readers, except the one that gets a nearer frame.
+                const bool goes = !one->keeps_copy || accessor == one->to->slot;
+                if (one->outcome && goes && one->moved->mapped[accessor] != access::none) {
+                    ranges[count] = one->moved->va;
+                    owners[count++] = one;
+                }
+            }
+            if (count == 0) {
+                continue;
+            }
+            node& at = space_.at_slot(accessor);
+            const progress cleared = at.driver.pmap_clear(at.id, {ranges.data(), count});
+            for (unsigned i = 0; i < count; ++i) {
+                if (i < cleared.done) {
+                    owners[i]->moved->mapped[accessor] = access::none;
+                } else {
+                    owners[i]->outcome = cleared.outcome;
+                }
+            }
+        }
+    }
+
+    // Returns the frame that is free now, if one is.
+    frame_record* change_record_locked(transfer& one) noexcept {
+        granule& page = *one.moved;
+        frame_record* old = page.home_frame();
+        node& target = space_.at_slot(one.to->slot);
+        one.to->owner = &page;
+        one.to->backing.zeroed = false;
+        page.frames[one.to->slot] = one.to;
+        target.active.move_to_recent(*one.to);
+        if (one.keeps_copy && old != nullptr) {
+            page.step_locked(residency_step::duplicate, residency::duplicated);
+            relink_locked(page);
+            return nullptr;
+        }
+        const auto step = old != nullptr ? residency_step::move : residency_step::first_touch;
+        if (old != nullptr) {
+            unlink_locked(page, page.home);
+        } else {
+            target.first_touches.add(page.va.bytes / page_bytes);
+        }
+        page.home = one.to->slot;
+        page.step_locked(step, target.is_host ? residency::on_host : residency::on_device);
+        return old;
+    }
+
+    void enter_new_mappings(std::span<transfer*> sorted) noexcept {
+        std::array<run, max_batch> runs;
+        std::array<transfer*, max_batch> owners;
+        for (unsigned accessor = 0; accessor < space_.node_count(); ++accessor) {
+            unsigned count = 0;
+            for (transfer* one : sorted) {
+                if (one->outcome && one->accessor == accessor) {
+                    if (frame_record* seen = visible_frame(*one->moved, accessor)) {
+                        runs[count] = {one->moved->va, seen->backing, one->who};
+                        owners[count++] = one;
+                    }
+                }
+            }
+            if (count > 0) {
+                node& at = space_.at_slot(accessor);
+                const progress entered = at.driver.pmap_enter(at.id, {runs.data(), count});
+                for (std::size_t i = 0; i < entered.done; ++i) {
+                    owners[i]->moved->mapped[accessor] = runs[i].who;
+                }
+                // The rest has arrived all the same; its first access faults and asks again.
+            }
+        }
+    }
+
+    // ---- parts of a record, page lock held
+
+    status clear_locked(granule& one, unsigned accessor) noexcept {
+        if (one.mapped[accessor] == access::none) {
+            return {};
+        }
+        node& at = space_.at_slot(accessor);
+        if (progress cleared = at.driver.pmap_clear(at.id, {&one.va, 1}); !cleared) {
+            return cleared.outcome;
+        }
+        one.mapped[accessor] = access::none;
+        return {};
+    }
+    status clear_all_locked(granule& one) noexcept {
+        for (unsigned accessor = 0; accessor < space_.node_count(); ++accessor) {
+            if (status cleared = clear_locked(one, accessor); !cleared) {
+                return cleared;
+            }
+        }
+        return {};
+    }
+    // Puts each frame back on its node's list, if a mover had popped it.
+    void relink_locked(granule& one) noexcept {
+        for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
+            if (one.frames[slot] != nullptr) {
+                space_.at_slot(slot).active.move_to_recent(*one.frames[slot]);
+            }
+        }
+    }
+    frame_record* unlink_locked(granule& one, unsigned slot) noexcept {
+        frame_record* record = one.frames[slot];
+        space_.at_slot(slot).active.remove(*record);
+        record->owner = nullptr;
+        one.frames[slot] = nullptr;
+        return record;
+    }
+    void drop_frame_locked(granule& one, unsigned slot) noexcept {
+        space_.at_slot(slot).pool.give_back(*unlink_locked(one, slot));
+    }
+    void set_home_locked(granule& one, residency_step step, unsigned slot) noexcept {
+        one.home = static_cast<std::uint8_t>(slot);
+        one.step_locked(step,
+                        space_.at_slot(slot).is_host ? residency::on_host : residency::on_device);
+    }
+    static unsigned count_frames(const granule& one) noexcept {
+        return static_cast<unsigned>(
+            std::count_if(one.frames.begin(), one.frames.end(), [](auto* f) { return f != nullptr; }));
+    }
+
+    address_space& space_;
+};
+
+}  // namespace xmm

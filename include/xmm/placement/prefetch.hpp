@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// prefetch.hpp - worker threads that bring pages in early.
+//
+// Model    A job is a range and a node; up to four workers take stretches of its granules in turn, claim
+//          those that can move, and hand them to the mover as quiet work. Bytes in flight stay below 1/8
+//          of the node's limit. A job brings no more than the node can hold: the leading part of the range.
+// Threads  Jobs may be given from any thread. Workers start with the first job and end with the object.
+// Failure  A page that is pinned, in use or on its way is left alone: a prefetch is a hint.
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <xmm/placement/reclaim.hpp>
+
+namespace xmm {
+
+// A prefetch under way. Shared by the asker and the workers.
+class prefetch_job {
+public:
+    prefetch_job(va_range range, node& to, std::size_t room) noexcept
+        : range_{range}, to_{to}, next_{range.begin}, room_{room} {}
+
+    void wait() noexcept {
+        std::unique_lock lock{lock_};
+        changed_.wait(lock, [&] { return is_finished_locked(); });
+    }
+    [[nodiscard]] bool is_done() noexcept {
+        std::lock_guard lock{lock_};
+        return is_finished_locked();
+    }
+    [[nodiscard]] std::size_t bytes_brought() noexcept {
+        std::lock_guard lock{lock_};
+        return brought_;
+    }
+
+private:
+    friend class prefetcher;
+    [[nodiscard]] bool is_taken_locked() const noexcept { return next_ >= range_.end() || room_ == 0; }
+    [[nodiscard]] bool is_finished_locked() const noexcept { return is_taken_locked() && workers_ == 0; }
+
+    const va_range range_;  // whole granules' pages
+    node& to_;
+    std::mutex lock_;       // guards all below
+    std::condition_variable changed_;
+    address next_;          // first page that no worker has taken
+    std::size_t room_;      // bytes that may still be brought in
+    std::size_t brought_ = 0;
+    unsigned workers_ = 0;  // inside a stretch
+};
+
+class prefetcher {
+public:
+    static constexpr unsigned worker_count = 4;
+
+    prefetcher(address_space& space, mover& moves, reclaimer& frames) noexcept
+        : space_{space}, moves_{moves}, frames_{frames} {}
+    prefetcher(const prefetcher&) = delete;
+    prefetcher& operator=(const prefetcher&) = delete;
+    ~prefetcher() { stop(); }
+
+    // The range is rounded outward to pages by the caller and mapped. Null when memory for the job is
+    // lacking.
+    [[nodiscard]] std::shared_ptr<prefetch_job> start(va_range range, node& to) noexcept {
+        try {
+            auto job = std::make_shared<prefetch_job>(range, to, to.book->limit());
+            std::lock_guard lock{lock_};
+            if (is_stopping_) {
+                return nullptr;
+            }
+            jobs_.push_back(job);
+            while (workers_.size() < worker_count) {
+                workers_.emplace_back([this] { work(); });
+            }
+            changed_.notify_all();
+            return job;
+        } catch (...) {
+            return nullptr;
+        }
+    }
+
+    void stop() noexcept {
+        {
+            std::lock_guard lock{lock_};
+            is_stopping_ = true;
+            changed_.notify_all();
+        }
+        for (std::thread& worker : workers_) {
+            worker.join();
+        }
+        workers_.clear();
+    }
+
+private:
+    void work() noexcept {
+        // Signals belong to the program's own threads.
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_BLOCK, &all, nullptr);
+        for (;;) {
+            std::shared_ptr<prefetch_job> job;
+            {
+                std::unique_lock lock{lock_};
+                changed_.wait(lock, [&] { return is_stopping_ || !jobs_.empty(); });
+                if (is_stopping_) {
+                    abandon_locked();
+                    return;
+                }
+                job = jobs_.front();
+            }
+            if (!do_stretch(*job)) {
+                std::lock_guard lock{lock_};
+                std::erase(jobs_, job);
+            }
+        }
+    }
+    // Askers that still wait must not do so for ever.
+    void abandon_locked() noexcept {
+        for (auto& job : jobs_) {
+            std::lock_guard lock{job->lock_};
+            job->next_ = job->range_.end();
+            job->changed_.notify_all();
+        }
+        jobs_.clear();
+    }
+
+    // False once nothing is left to take.
+    bool do_stretch(prefetch_job& job) noexcept {
+        std::array<transfer, max_batch> batch;
+        unsigned count = 0;
+        std::size_t bytes = 0;
+        {
+            std::lock_guard lock{job.lock_};
+            if (job.is_taken_locked()) {
+                return false;
+            }
+            ++job.workers_;
+            const std::size_t most = stretch_bytes(job.to_);
+            while (count < max_batch && bytes < most && !job.is_taken_locked()) {
+                const std::size_t taken = claim_next_locked(job, batch[count]);
+                if (taken > 0) {
+                    ++count;
+                    bytes += taken;
+                    job.room_ -= std::min(job.room_, taken);
+                }
+            }
+        }
+        const std::size_t arrived = bring({batch.data(), count}, job.to_);
+        std::lock_guard lock{job.lock_};
+        job.brought_ += arrived;
+        if (arrived < bytes) {
+            job.room_ = 0;  // no frames are to be had: the rest would only push out what came first
+        }
+        --job.workers_;
+        job.changed_.notify_all();
+        return true;
+    }
+    static std::size_t stretch_bytes(const node& to) noexcept {
+        constexpr std::size_t most = std::size_t{8} << 20;
+        return std::min(most, to.book->limit() / (8 * worker_count));
+    }
+
+    // Looks at one granule and advances. Returns its bytes if it is in transit now, else 0.
+    std::size_t claim_next_locked(prefetch_job& job, transfer& claimed) noexcept {
+        address after = align_down(job.next_, page_bytes) + page_bytes;
+        std::size_t bytes = 0;
+        const bool is_mapped = space_.with_granule(job.next_, [&](granule& page) {
+            after = page.va.end();
+            if (try_serve_locked(page, job.to_) || !can_bring_locked(page, job.to_)) {
+                return;
+            }
+            const bool keeps_copy = page.is_read_mostly && is_resident(page.current());
+            page.begin_transit_locked(true);
+            claimed = {.moved = &page,
+                       .accessor = job.to_.accessor(),
+                       .who = keeps_copy ? access::read : access::read_write,
+                       .keeps_copy = keeps_copy};
+            bytes = page.va.bytes;
+        });
+        static_cast<void>(is_mapped);  // a page unmapped meanwhile is passed by
+        job.next_ = after;
+        return bytes;
+    }
+    // Resident there already: to the recent end, and mapped.
+    bool try_serve_locked(granule& page, node& to) noexcept {
+        frame_record* there = page.frames[to.slot];
+        if (there == nullptr || page.is_moving()) {
+            return false;
+        }
+        to.active.move_to_recent(*there);
+        if (page.mapped[to.accessor()] == access::none) {
+            const bool is_shared = page.current() == residency::duplicated;
+            static_cast<void>(
+                moves_.enter_locked(page, to.accessor(), is_shared ? access::read : access::read_write));
+        }
+        return true;
+    }
+    bool can_bring_locked(const granule& page, const node& to) noexcept {
+        if (page.is_moving() || page.is_held() || page.pins > 0 || page.is_fixed) {
+            return false;
+        }
+        for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
+            const node& device = space_.at_slot(slot);
+            if (page.mapped[slot] != access::none && page.is_used() &&
+                !device.can(ability::moves_under_access)) {
+                return false;
+            }
+        }
+        // A copy may join others; a duplicated page moves nowhere as a whole.
+        return page.current() != residency::duplicated || page.is_read_mostly || to.is_host;
+    }
+
+    std::size_t bring(std::span<transfer> batch, node& to) noexcept {
+        unsigned ready = 0;
+        for (transfer& one : batch) {
+            result<frame_record*> taken = frames_.obtain(to, one.moved->va.bytes);
+            if (!taken) {
+                break;
+            }
+            one.to = *taken;
+            ++ready;
+        }
+        for (transfer& one : batch.subspan(ready)) {
+            with(one.moved->lock, [&] { one.moved->end_transit_locked(); });
+        }
+        if (ready == 0) {
+            return 0;
+        }
+        static_cast<void>(moves_.move(batch.first(ready), true));
+        std::size_t settled = 0;
+        for (const transfer& one : batch.first(ready)) {
+            // Given up because it was used: that is no lack of frames.
+            settled += one.outcome || one.outcome.code == errc::busy ? one.bytes : 0;
+            to.prefetched_bytes.add(one.outcome ? one.bytes : 0);
+        }
+        return settled;
+    }
+
+    address_space& space_;
+    mover& moves_;
+    reclaimer& frames_;
+    std::mutex lock_;  // guards jobs_, workers_, is_stopping_
+    std::condition_variable changed_;
+    std::vector<std::shared_ptr<prefetch_job>> jobs_;
+    std::vector<std::thread> workers_;
+    bool is_stopping_ = false;
+};
+
+}  // namespace xmm

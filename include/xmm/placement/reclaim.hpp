@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// reclaim.hpp - win back frames when a node runs low.
+//
+// Model    A frame is taken from the pool, or created, or won from the oldest mapped pages of the node:
+//          clean copies are dropped, the rest is demoted to the nearest host, 32 MiB or one granule at a
+//          time. Demoted pages get no CPU mapping until the CPU touches them. Pinned, fixed, held and moving
+//          pages are passed by, and used ones where the device cannot move under access.
+// Threads  Any number at once; each takes victims of its own.
+// Failure  no_memory when nothing is left to take; the pages are as before.
+#pragma once
+
+#include <xmm/placement/move.hpp>
+
+namespace xmm {
+
+class reclaimer {
+public:
+    static constexpr std::size_t batch_bytes = std::size_t{32} << 20;
+
+    reclaimer(address_space& space, mover& moves) noexcept : space_{space}, moves_{moves} {}
+
+    // A frame on that node. Callers hold no lock; their own granule is in transit.
+    [[nodiscard]] result<frame_record*> obtain(node& from, std::size_t bytes) noexcept {
+        // The driver may refuse what the ledger allows; a bound keeps two rivals from passing one
+        // frame to and fro for ever.
+        for (unsigned attempt = 0; attempt < 64; ++attempt) {
+            result<frame_record*> taken = from.pool.take(bytes);
+            if (taken || taken.code() != errc::no_memory) {
+                return taken;
+            }
+            if (reclaim(from, std::max(batch_bytes, bytes)) == 0) {
+                break;
+            }
+        }
+        return from.pool.take(bytes);
+    }
+
+    // A frame for pages that leave a device: on the nearest host, else on any.
+    [[nodiscard]] result<frame_record*> obtain_on_host(const node& near, std::size_t bytes) noexcept {
+        node& first = space_.host_near(near);
+        result<frame_record*> taken = obtain(first, bytes);
+        for (unsigned slot = 0; slot < space_.host_count() && !taken; ++slot) {
+            if (slot != first.slot) {
+                result<frame_record*> other = obtain(space_.at_slot(slot), bytes);
+                if (other) {
+                    return other;
+                }
+            }
+        }
+        return taken;
+    }
+
+    // Frees about that many bytes of the node's frames into its pool; returns how many.
+    std::size_t reclaim(node& from, std::size_t wanted) noexcept {
+        std::size_t won = 0;
+        while (won < wanted) {
+            std::array<granule*, max_batch> victims;
+            const unsigned count = take_victims(from, wanted - won, victims);
+            if (count == 0) {
+                break;
+            }
+            const std::size_t more = free_victims(from, {victims.data(), count});
+            if (more == 0) {
+                break;  // the hosts are full, too
+            }
+            won += more;
+        }
+        from.reclaimed_bytes.add(won);
+        return won;
+    }
+
+    // Brings the node back under its limit after the budget was lowered. False if pinned or used pages
+    // keep it above.
+    bool shrink_to_limit(node& one) noexcept {
+        one.pool.trim(0);
+        while (one.book->used() > one.book->limit()) {
+            if (reclaim(one, one.book->used() - one.book->limit()) == 0) {
+                return false;
+            }
+            one.pool.trim(0);
+        }
+        return true;
+    }
+
+    [[nodiscard]] static bool can_move_locked(const granule& one, const node& from) noexcept {
+        return !one.is_moving() && !one.is_held() && one.pins == 0 && !one.is_fixed &&
+               (from.can(ability::moves_under_access) || !one.is_used());
+    }
+
+private:
+    unsigned take_victims(node& from, std::size_t wanted, std::array<granule*, max_batch>& victims) noexcept {
+        unsigned count = 0;
+        std::size_t bytes = 0;
+        while (count < max_batch && bytes < wanted) {
+            granule* victim = from.active.pop_victim([&](frame_record& oldest) {
+                granule& page = *oldest.owner;
+                if (!page.lock.try_lock()) {
+                    return false;
+                }
+                const bool can_go = can_move_locked(page, from) && (!from.is_host || is_copy(page, from));
+                if (can_go) {
+                    page.begin_transit_locked(false);
+                    bytes += page.va.bytes;
+                }
+                page.lock.unlock();
+                return can_go;
+            });
+            if (victim == nullptr) {
+                break;
+            }
+            victims[count++] = victim;
+        }
+        return count;
+    }
+    // From a host only clean copies can go: nothing is roomier.
+    static bool is_copy(const granule& page, const node& on) noexcept {
+        return page.current() == residency::duplicated && page.home != on.slot;
+    }
+
+    std::size_t free_victims(node& from, std::span<granule*> victims) noexcept {
+        std::array<transfer, max_batch> batch;
+        unsigned count = 0;
+        std::size_t won = 0;
+        for (granule* victim : victims) {
+            // In transit: va, state and frames are this thread's to read.
+            const std::size_t bytes = victim->va.bytes;
+            if (victim->current() == residency::duplicated) {
+                won += drop_copies(*victim, from) ? bytes : 0;
+                continue;
+            }
+            result<frame_record*> to = obtain_on_host(from, bytes);
+            if (!to) {
+                give_up(*victim, from);
+                continue;
+            }
+            batch[count++] = {.moved = victim, .to = *to};
+        }
+        if (count > 0) {
+            static_cast<void>(moves_.move({batch.data(), count}, false));
+            for (unsigned i = 0; i < count; ++i) {
+                won += batch[i].outcome ? batch[i].bytes : 0;
+            }
+        }
+        return won;
+    }
+
+    // Ends the transit. A host's copy becomes the home if the home was here.
+    bool drop_copies(granule& victim, node& from) noexcept {
+        std::lock_guard guard{victim.lock};
+        status outcome{};
+        if (victim.home != from.slot) {
+            outcome = moves_.drop_copy_locked(victim, from.slot);
+        } else {
+            unsigned other = 0;
+            while (other == from.slot || victim.frames[other] == nullptr) {
+                ++other;  // there is one: the state says so
+            }
+            outcome = moves_.collapse_locked(victim, other);
+        }
+        if (outcome) {
+            from.copies_dropped.add(1);
+        } else {
+            from.active.move_to_recent(*victim.frames[from.slot]);
+        }
+        victim.end_transit_locked();
+        return outcome.is_ok();
+    }
+    void give_up(granule& victim, node& from) noexcept {
+        std::lock_guard guard{victim.lock};
+        from.active.move_to_recent(*victim.frames[from.slot]);
+        victim.end_transit_locked();
+    }
+
+    address_space& space_;
+    mover& moves_;
+};
+
+}  // namespace xmm

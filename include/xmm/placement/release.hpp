@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// release.hpp - give up a region: frames to their pools, mappings cleared, addresses released.
+//
+// Model    Each page is waited for until nothing moves, holds or uses it, then emptied for good: a fault
+//          or hint that comes later finds no region there.
+// Threads  One thread a region (address_space::claim_for_unmap); any number of regions at once.
+// Failure  no_memory if the OS refuses to clear a mapping even at a second try (vm.max_map_count): the
+//          region is still there and its remaining pages are intact.
+#pragma once
+
+#include <xmm/placement/move.hpp>
+
+namespace xmm {
+
+class releaser {
+public:
+    releaser(address_space& space, mover& moves) noexcept : space_{space}, moves_{moves} {}
+
+    // `leaving` was claimed for unmap by this thread.
+    status release(region& leaving) noexcept {
+        // The second round finds neighbours cleared, with which a hole can merge.
+        if (!release_pages(leaving)) {
+            if (status outcome = release_pages(leaving); !outcome) {
+                space_.give_up_unmap(leaving);
+                return outcome;
+            }
+        }
+        space_.unmap(leaving);
+        return {};
+    }
+
+private:
+    status release_pages(region& leaving) noexcept {
+        status all;
+        for (address at = leaving.va.begin; at < leaving.va.end();) {
+            const va_range span = leaving.granule_at(at);
+            if (status one = release_page(at, span); !one) {
+                all = one;
+            }
+            at = span.end();
+        }
+        return all;
+    }
+    status release_page(address at, va_range span) noexcept {
+        for (;;) {
+            granule* found = nullptr;
+            enum { done, rest, holds, uses } next = done;
+            status outcome;
+            space_.with_granule(at, [&](granule& page) {
+                found = &page;
+                if (page.is_moving()) {
+                    next = rest;
+                } else if (page.is_held()) {
+                    next = holds;
+                } else if (page.is_used()) {
+                    next = uses;
+                } else {
+                    outcome = moves_.discard_locked(page, residency_step::unmap, residency::released);
+                }
+            });
+            switch (next) {
+                case done: return outcome;
+                case rest: found->await_rest(); break;
+                case holds: found->await_no_holds(); break;
+                case uses: space_.uses().await_unused(*found, span); break;
+            }
+        }
+    }
+
+    address_space& space_;
+    mover& moves_;
+};
+
+}  // namespace xmm

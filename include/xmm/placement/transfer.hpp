@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// transfer.hpp - gmemcpy: copies between any two pointers, run by run, without moving a page.
+//
+// Model    A copy is cut at granule ends. Each unified granule is held where its data is (it stays there
+//          until the hold is dropped), and the copy goes between standing addresses on the device's queue.
+//          Never-touched sources read as zero; never-touched destinations get a frame on their preferred
+//          node, else on the host. Plain memory takes part as it is.
+// Threads  Any. A thread waits for a page only while it holds none, so two copies cannot wait for each other.
+// Failure  A failed copy leaves the destination's bytes undefined, all else as before.
+#pragma once
+
+#include <cstring>
+
+#include <xmm/placement/reclaim.hpp>
+
+namespace xmm {
+
+class copier {
+public:
+    copier(address_space& space, mover& moves, reclaimer& frames) noexcept
+        : space_{space}, moves_{moves}, frames_{frames} {}
+
+    // Ranges do not overlap; each is unified as a whole or not at all. Returns when the bytes are there.
+    status copy(address to, address from, std::size_t bytes) noexcept {
+        group work;
+        while (bytes > 0) {
+            const std::size_t part = std::min({bytes, until_granule_end(to), until_granule_end(from)});
+            if (work.count == group_size) {
+                if (status outcome = finish(work); !outcome) {
+                    return outcome;
+                }
+            }
+            status outcome = add(work, to, from, part);
+            if (outcome.code == errc::busy && work.count > 0) {
+                outcome = finish(work);  // let go of everything, then wait for the one that is busy
+                if (outcome) {
+                    continue;
+                }
+            } else if (outcome.code == errc::busy) {
+                await(to, from);
+                continue;
+            }
+            if (!outcome) {
+                static_cast<void>(finish(work));
+                return outcome;
+            }
+            to += part;
+            from += part;
+            bytes -= part;
+        }
+        return finish(work);
+    }
+
+private:
+    static constexpr unsigned group_size = 16;
+
+    // Pieces under preparation, with what they hold.
+    struct group {
+        struct entry {
+            piece part;
+            node* carrier = nullptr;  // null: the CPU does it, between plain addresses
+            bool is_in = true;
+            bool is_fill = false;
+            granule* held[2] = {};
+        };
+        std::array<entry, group_size> entries;
+        unsigned count = 0;
+    };
+    // One side of a piece.
+    struct side {
+        granule* held = nullptr;
+        frame_record* on = nullptr;
+        address at = 0;
+        bool is_zero = false;
+    };
+
+    std::size_t until_granule_end(address at) noexcept {
+        std::size_t left = SIZE_MAX;
+        space_.with_granule(at, [&](granule& page) { left = page.va.end() - at; });
+        return left;
+    }
+
+    status add(group& work, address to, address from, std::size_t part) noexcept {
+        side target;
+        side source;
+        if (status got = hold(target, to, access::write, part); !got) {
+            return got;
+        }
+        if (status got = hold(source, from, access::read, part); !got) {
+            drop(target);
+            return got;
+        }
+        group::entry& one = work.entries[work.count++];
+        one = {};
+        one.part = {{target.at, part}, {source.at, part}};
+        one.is_fill = source.is_zero;
+        one.held[0] = target.held;
+        one.held[1] = source.held;
+        choose_carrier(one, target, source);
+        return {};
+    }
+    void choose_carrier(group::entry& one, const side& target, const side& source) noexcept {
+        const bool to_device = target.on != nullptr && !target.on->is_host;
+        const bool from_device = source.on != nullptr && !source.on->is_host;
+        if (to_device) {
+            one.carrier = &space_.at_slot(target.on->slot);
+        } else if (from_device) {
+            one.carrier = &space_.at_slot(source.on->slot);
+            one.is_in = false;
+        } else {
+            one.carrier = target.on != nullptr || source.on != nullptr ? space_.host_carrier() : nullptr;
+        }
+        if (source.on != nullptr) {
+            space_.at_slot(source.on->slot).bytes_out.add(one.part.to.bytes);
+        }
+        if (target.on != nullptr) {
+            space_.at_slot(target.on->slot).bytes_in.add(one.part.to.bytes);
+        }
+    }
+
+    // busy: the page moves, or is held by others who must let go first.
+    status hold(side& wanted, address at, access who, std::size_t part) noexcept {
+        wanted.at = at;
+        for (;;) {
+            granule* first_touched = nullptr;
+            va_range va;
+            unsigned on = no_slot;
+            status outcome;
+            const bool is_unified = space_.with_granule(at, [&](granule& page) {
+                if (page.is_moving()) {
+                    outcome = fail(errc::busy, "the page is on its way");
+                } else if (page.current() == residency::untouched && !has_write(who)) {
+                    wanted.is_zero = true;
+                } else if (page.current() == residency::untouched) {
+                    page.begin_transit_locked(false);
+                    first_touched = &page;
+                    va = page.va;
+                    on = page.preferred != no_slot ? page.preferred : cpu_accessor;
+                } else {
+                    outcome = hold_resident_locked(wanted, page, who);
+                }
+            });
+            if (!is_unified) {
+                return space_.find(at) == nullptr ? status{}
+                                                  : fail(errc::not_mapped, "unmapped during the copy");
+            }
+            if (first_touched == nullptr) {
+                return outcome;
+            }
+            if (status placed = place(*first_touched, space_.at_slot(on), va, part); !placed) {
+                return placed;
+            }
+        }
+    }
+    status hold_resident_locked(side& wanted, granule& page, access who) noexcept {
+        if (has_write(who) && page.current() == residency::duplicated) {
+            if (page.is_held()) {
+                return fail(errc::busy, "the page's copies are in use");
+            }
+            if (status collapsed = moves_.collapse_locked(page, page.home); !collapsed) {
+                return collapsed;
+            }
+        }
+        page.add_hold_locked();
+        wanted.held = &page;
+        wanted.on = page.home_frame();
+        wanted.at = wanted.on->backing.standing + (wanted.at - page.va.begin);
+        return {};
+    }
+    // The page is in transit for this thread.
+    status place(granule& page, node& on, va_range va, std::size_t part) noexcept {
+        result<frame_record*> taken = obtain(on, va.bytes);
+        if (!taken) {
+            with(page.lock, [&] { page.end_transit_locked(); });
+            return taken.error();
+        }
+        transfer one{.moved = &page, .to = *taken, .is_overwritten = part == va.bytes};
+        static_cast<void>(moves_.move({&one, 1}, false));
+        return one.outcome;
+    }
+    // On the wanted node, else on a host.
+    result<frame_record*> obtain(node& on, std::size_t bytes) noexcept {
+        if (!on.is_host) {
+            if (result<frame_record*> taken = frames_.obtain(on, bytes)) {
+                return taken;
+            }
+        }
+        return frames_.obtain_on_host(on, bytes);
+    }
+    // Waits for what made the two sides busy; this thread holds nothing.
+    void await(address to, address from) noexcept {
+        for (address at : {to, from}) {
+            granule* page = space_.find(at);
+            if (page != nullptr) {
+                page->await_rest();
+                bool has_copies = false;
+                space_.with_granule(
+                    at, [&](granule& one) { has_copies = one.current() == residency::duplicated; });
+                if (has_copies && at == to) {
+                    page->await_no_holds();
+                }
+            }
+        }
+    }
+    static void drop(side& one) noexcept {
+        if (one.held != nullptr) {
+            one.held->drop_hold();
+        }
+    }
+
+    // Submits all pieces, one call for those that share a queue, waits, and lets the pages go.
+    status finish(group& work) noexcept {
+        std::array<ticket, group_size> points{};
+        std::array<node*, group_size> at{};
+        std::array<bool, group_size> is_sent{};
+        unsigned point_count = 0;
+        status outcome{};
+        for (unsigned i = 0; i < work.count && outcome; ++i) {
+            if (is_sent[i]) {
+                continue;
+            }
+            const group::entry& first = work.entries[i];
+            if (first.carrier == nullptr) {
+                copy_plain(first);
+                continue;
+            }
+            std::array<piece, group_size> pieces;
+            std::array<va_range, group_size> fills;
+            unsigned count = 0;
+            for (unsigned j = i; j < work.count; ++j) {
+                const group::entry& other = work.entries[j];
+                if (other.carrier == first.carrier && other.is_in == first.is_in &&
+                    other.is_fill == first.is_fill) {
+                    is_sent[j] = true;
+                    fills[count] = other.part.to;
+                    pieces[count++] = other.part;
+                }
+            }
+            node& carrier = *first.carrier;
+            const queue_id queue = carrier.queues[first.is_in ? node::urgent_in : node::urgent_out];
+            result<ticket> point = first.is_fill ? carrier.driver.zero(queue, {fills.data(), count})
+                                                 : carrier.driver.memcpy(queue, {pieces.data(), count});
+            if (point) {
+                at[point_count] = &carrier;
+                points[point_count++] = *point;
+            } else {
+                outcome = point.error();
+            }
+        }
+        for (unsigned i = 0; i < point_count; ++i) {
+            const status waited = at[i]->driver.wait(points[i]);
+            outcome = outcome ? waited : outcome;
+        }
+        for (unsigned i = 0; i < work.count; ++i) {
+            for (granule* held : work.entries[i].held) {
+                if (held != nullptr) {
+                    held->drop_hold();
+                }
+            }
+        }
+        work.count = 0;
+        return outcome;
+    }
+    static void copy_plain(const group::entry& one) noexcept {
+        if (one.is_fill) {
+            std::memset(to_pointer(one.part.to.begin), 0, one.part.to.bytes);
+            return;
+        }
+        std::memcpy(to_pointer(one.part.to.begin), to_pointer(one.part.from.begin), one.part.to.bytes);
+    }
+
+    address_space& space_;
+    mover& moves_;
+    reclaimer& frames_;
+};
+
+}  // namespace xmm

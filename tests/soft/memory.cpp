@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../../backends/soft/memory.hpp"
+
+#include <sys/stat.h>
+
+#include "rig.hpp"
+
+using namespace xmm;
+using namespace xmm::test;
+
+namespace {
+
+std::size_t held_bytes(const soft::node_memory& memory) {
+    struct stat about {};
+    REQUIRE(::fstat(memory.file(), &about) == 0);
+    return static_cast<std::size_t>(about.st_blocks) * 512;
+}
+
+frame made(soft::node_memory& memory, std::size_t bytes) {
+    auto one = memory.create(bytes);
+    REQUIRE(one);
+    return *one;
+}
+
+}  // namespace
+
+TEST_CASE("frames created in a row lie in a row") {
+    soft::node_memory memory{node_id{1}, 64_MiB, -1};
+    const frame a = made(memory, page_bytes);
+    const frame b = made(memory, 8_MiB);
+    const frame c = made(memory, page_bytes);
+    CHECK(a.standing + a.bytes == b.standing);
+    CHECK(b.standing + b.bytes == c.standing);
+    CHECK(a.standing % page_bytes == 0);
+    CHECK(a.node == node_id{1});
+    for (const frame& one : {a, b, c}) {
+        CHECK(one);
+        CHECK(one.zeroed);
+        memory.drop(one);
+    }
+    CHECK(memory.frame_bytes() == 0);
+}
+
+TEST_CASE("a dropped frame gives its memory back and reads zero again") {
+    soft::node_memory memory{node_id{1}, page_bytes, -1};
+    address first = 0;
+    for (int round = 0; round < 3; ++round) {  // the window is two pages: the third is the first again
+        const frame one = made(memory, page_bytes);
+        first = round == 0 ? one.standing : first;
+        CHECK((round != 2 || one.standing == first));
+        auto* bytes = static_cast<unsigned char*>(to_pointer(one.standing));
+        CHECK(std::all_of(bytes, bytes + page_bytes, [](unsigned char byte) { return byte == 0; }));
+        std::memset(bytes, 0xff, page_bytes);
+        CHECK(held_bytes(memory) == page_bytes);
+        memory.drop(one);
+        CHECK(held_bytes(memory) == 0);
+    }
+}
+
+TEST_CASE("the node's size is the limit, all or nothing") {
+    soft::node_memory memory{node_id{1}, 10_MiB, -1};
+    const frame most = made(memory, 8_MiB);
+    CHECK(memory.create(4_MiB).code() == errc::no_memory);
+    CHECK(memory.frame_bytes() == 8_MiB);
+    const frame rest = made(memory, 2_MiB);
+    CHECK(memory.create(2_MiB).code() == errc::no_memory);
+    memory.drop(most);
+    CHECK(memory.create(10_MiB).code() == errc::no_memory);
+    memory.drop(made(memory, 8_MiB));
+    memory.drop(rest);
+}
+
+TEST_CASE("scattered drops do not fragment") {
+    soft::node_memory memory{node_id{1}, 256_MiB, -1};
+    std::vector<frame> frames;
+    for (int i = 0; i < 128; ++i) {
+        frames.push_back(made(memory, page_bytes));
+    }
+    for (std::size_t i = 0; i < frames.size(); i += 2) {
+        memory.drop(frames[i]);
+    }
+    const frame large = made(memory, 128_MiB);
+    CHECK(memory.create(page_bytes).code() == errc::no_memory);
+    memory.drop(large);
+    for (std::size_t i = 1; i < frames.size(); i += 2) {
+        memory.drop(frames[i]);
+    }
+    memory.drop(made(memory, 256_MiB));
+}
+
+TEST_CASE("binding works or says why not") {
+    soft::node_memory bound{node_id{0}, 16_MiB, 0};
+    CHECK((bound.binding().is_ok() || bound.binding().code == errc::unsupported));
+    soft::node_memory nowhere{node_id{0}, 16_MiB, 1023};
+    CHECK(nowhere.binding().code == errc::unsupported);
+    const frame one = made(nowhere, page_bytes);  // tolerated
+    at<int>(one.standing) = 1;
+    nowhere.drop(one);
+}
