@@ -294,6 +294,9 @@ private:
                 found = *proposed;
                 break;
             }
+            if (agreed == backend_count_) {
+                last = fail(errc::no_memory, "the drivers propose addresses beyond 48 bits only");
+            }
             for (unsigned i = 1; i < agreed; ++i) {
                 backends_[i].va_release(*proposed);
             }

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/mapping/frame_pool.hpp>
+
+#include <doctest/doctest.h>
+
+#include "paper_driver.hpp"
+
+using namespace xmm;
+using namespace xmm::literals;
+
+namespace {
+
+struct rig {
+    test::paper_driver driver;
+    ledger book;
+    frame_pool pool;
+
+    explicit rig(std::size_t capacity = 16_MiB, std::size_t kept = SIZE_MAX) {
+        book.open(capacity);
+        pool.open(backend_ref{driver}, node_id{7}, 3, false, book, kept);
+    }
+    frame_record* take(std::size_t bytes = 2_MiB) {
+        auto taken = pool.take(bytes);
+        REQUIRE(taken);
+        return *taken;
+    }
+};
+
+}  // namespace
+
+TEST_CASE("frame_pool: a fresh frame is charged and described") {
+    rig r;
+    frame_record* one = r.take(4_MiB);
+    CHECK(one->backing.bytes == 4_MiB);
+    CHECK(one->backing.node == node_id{7});
+    CHECK(one->backing.zeroed);
+    CHECK(one->slot == 3);
+    CHECK(!one->is_host);
+    CHECK(one->owner == nullptr);
+    CHECK(r.book.used() == 4_MiB);
+    CHECK(r.driver.frames.size() == 1);
+    r.pool.give_back(*one);
+    CHECK(r.book.used() == 4_MiB);  // kept, and so still held
+    CHECK(r.pool.free_bytes() == 4_MiB);
+}
+
+TEST_CASE("frame_pool: the frame freed last comes back, no longer known to be zero") {
+    rig r;
+    frame_record* one = r.take();
+    frame_record* two = r.take();
+    r.pool.give_back(*two);
+    r.pool.give_back(*one);
+    frame_record* again = r.take();
+    CHECK(again == one);
+    CHECK(!again->backing.zeroed);
+    CHECK(r.driver.frame_calls == 2);
+    CHECK(r.pool.free_bytes() == 2_MiB);
+    r.pool.give_back(*again);
+}
+
+TEST_CASE("frame_pool: beyond the limit it fails and charges nothing") {
+    rig r{4_MiB};
+    frame_record* one = r.take();
+    frame_record* two = r.take();
+    auto third = r.pool.take(2_MiB);
+    CHECK(third.code() == errc::no_memory);
+    CHECK(r.book.used() == 4_MiB);
+    CHECK(r.driver.frame_calls == 2);  // the driver was not even asked
+    r.pool.give_back(*one), r.pool.give_back(*two);
+}
+
+TEST_CASE("frame_pool: frames of other sizes are dropped for one that does not fit, oldest first") {
+    rig r{8_MiB};
+    frame_record* small[4] = {r.take(), r.take(), r.take(), r.take()};
+    const std::uint64_t oldest = small[2]->backing.handle;
+    r.pool.give_back(*small[2]);
+    r.pool.give_back(*small[0]);
+    r.pool.give_back(*small[1]);
+    frame_record* large = r.take(4_MiB);
+    CHECK(r.book.used() == 8_MiB);
+    CHECK(r.pool.free_bytes() == 0 + 2_MiB);
+    REQUIRE(r.driver.dropped.size() == 2);
+    CHECK(r.driver.dropped[0].handle == oldest);
+    r.pool.give_back(*large), r.pool.give_back(*small[3]);
+}
+
+TEST_CASE("frame_pool: what exceeds the kept bytes is dropped at once") {
+    rig r{16_MiB, 3_MiB};
+    frame_record* one = r.take();
+    frame_record* two = r.take();
+    r.pool.give_back(*one);
+    CHECK(r.driver.dropped.empty());
+    r.pool.give_back(*two);
+    CHECK(r.driver.dropped.size() == 1);
+    CHECK(r.book.used() == 2_MiB);
+    CHECK(r.pool.free_bytes() == 2_MiB);
+}
+
+TEST_CASE("frame_pool: after the budget was lowered frames go instead of being kept") {
+    rig r;
+    frame_record* one = r.take();
+    frame_record* two = r.take();
+    r.book.set_budget(2_MiB);
+    r.pool.give_back(*one);
+    CHECK(r.book.used() == 2_MiB);
+    CHECK(r.driver.dropped.size() == 1);
+    r.pool.give_back(*two);
+    CHECK(r.pool.free_bytes() == 2_MiB);
+    r.book.set_budget(0);
+    r.pool.trim(0);
+    CHECK(r.book.used() == 0);
+    CHECK(r.driver.frames.empty());
+}
+
+TEST_CASE("frame_pool: all or nothing when the driver refuses") {
+    rig r;
+    r.driver.frames_until_failure = 0;
+    auto refused = r.pool.take(2_MiB);
+    CHECK(refused.code() == errc::no_memory);
+    CHECK(r.book.used() == 0);
+    CHECK(r.pool.free_bytes() == 0);
+    frame_record* one = r.take();  // and goes on after
+    CHECK(r.book.used() == 2_MiB);
+    r.pool.give_back(*one);
+}
+
+TEST_CASE("frame_pool: a driver that has less than the ledger believes gets frames back first") {
+    rig r;
+    frame_record* small[2] = {r.take(), r.take()};
+    r.pool.give_back(*small[0]), r.pool.give_back(*small[1]);
+    r.driver.frames_until_failure = 0;
+    r.driver.frame_failures = 2;
+    frame_record* large = r.take(4_MiB);
+    CHECK(r.driver.dropped.size() == 2);
+    CHECK(r.book.used() == 4_MiB);
+    CHECK(large->backing.bytes == 4_MiB);
+    r.pool.give_back(*large);
+    r.driver.frames_until_failure = 0;
+    r.driver.frame_failures = 2;
+    CHECK(r.pool.take(2_MiB).code() == errc::no_memory);
+    CHECK(r.book.used() == 0);
+    CHECK(r.driver.frames.empty());
+}
+
+TEST_CASE("frame_pool: gives everything back when it goes") {
+    test::paper_driver driver;
+    ledger book;
+    book.open(16_MiB);
+    {
+        frame_pool pool;
+        pool.open(backend_ref{driver}, node_id{7}, 0, true, book, SIZE_MAX);
+        auto one = pool.take(2_MiB);
+        REQUIRE(one);
+        CHECK((*one)->is_host);
+        pool.give_back(**one);
+    }
+    CHECK(book.used() == 0);
+    CHECK(driver.frames.empty());
+}

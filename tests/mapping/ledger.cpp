@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/mapping/ledger.hpp>
+
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+using namespace xmm;
+using namespace xmm::literals;
+
+TEST_CASE("ledger: reserves up to the limit and not a byte more") {
+    ledger book;
+    book.open(10_MiB);
+    CHECK(book.limit() == 10_MiB);
+    CHECK(book.try_reserve(6_MiB));
+    CHECK(!book.try_reserve(4_MiB + 1));
+    CHECK(book.used() == 6_MiB);
+    CHECK(book.try_reserve(4_MiB));
+    CHECK(!book.try_reserve(1));
+    book.release(10_MiB);
+    CHECK(book.used() == 0);
+    CHECK(book.peak() == 10_MiB);
+    CHECK(!book.try_reserve(SIZE_MAX));
+    CHECK(book.used() == 0);
+}
+
+TEST_CASE("ledger: the budget lowers the limit and never raises it above the capacity") {
+    ledger book;
+    book.open(8_MiB);
+    book.open(99_MiB);  // the first one counts
+    CHECK(book.capacity() == 8_MiB);
+    REQUIRE(book.try_reserve(6_MiB));
+    book.set_budget(4_MiB);
+    CHECK(book.limit() == 4_MiB);
+    CHECK(!book.try_reserve(0_MiB + 1));
+    book.release(4_MiB);
+    CHECK(book.try_reserve(2_MiB));
+    book.set_budget(SIZE_MAX);
+    CHECK(book.limit() == 8_MiB);
+}
+
+TEST_CASE("ledger: threads together never get more than the limit") {
+    ledger book;
+    book.open(1000);
+    std::atomic<int> granted{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+        threads.emplace_back([&] {
+            for (int j = 0; j < 1000; ++j) {
+                granted.fetch_add(book.try_reserve(1) ? 1 : 0);
+            }
+        });
+    }
+    for (auto& one : threads) {
+        one.join();
+    }
+    CHECK(granted == 1000);
+    CHECK(book.used() == 1000);
+}
+
+TEST_CASE("ledger: one per node and process") {
+    ledger* first = ledger_of(node_id{50000}, 5_MiB);
+    REQUIRE(first != nullptr);
+    CHECK(ledger_of(node_id{50000}, 7_MiB) == first);
+    CHECK(first->capacity() == 5_MiB);
+    CHECK(ledger_of(node_id{50001}, 7_MiB) != first);
+    CHECK(ledger_of(no_node, 7_MiB) == nullptr);
+    CHECK(ledger_of(any_host, 7_MiB) == nullptr);
+    CHECK(ledger_of(node_id{INT32_MAX}, 7_MiB) == nullptr);
+}
