@@ -61,6 +61,7 @@ public:
     std::atomic<int> inside{0};
     std::atomic<int> most_inside{0};
     std::atomic<unsigned> delay_us{0};
+    std::atomic<bool> waits_for_company{false};  // of a second call, at most 20 s
     std::atomic<xmm::access> last_wanted{xmm::access::none};
     std::atomic<address> last_at{0};
     std::atomic<bool> ran_elsewhere{true};  // every call was on a service thread
@@ -87,6 +88,9 @@ private:
         if (!fault_trap::is_service_thread()) {
             ran_elsewhere = false;
         }
+        for (int ms = 0; waits_for_company && most_inside < 2 && ms < 20'000; ++ms) {
+            ::usleep(1000);
+        }
         if (delay_us != 0) {
             ::usleep(delay_us);
         }
@@ -110,8 +114,9 @@ private:
             return outcome;
         }
         const std::size_t offset = align_down(at - range_.begin, os_page_);
-        ::mmap(to_pointer(range_.begin + offset), os_page_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_,
-               static_cast<off_t>(offset));
+        const void* at_page = detail::map_quietly(to_pointer(range_.begin + offset), os_page_, PROT_READ | PROT_WRITE,
+                                                  MAP_SHARED | MAP_FIXED, file_, offset);
+        XMM_EXPECT(at_page != MAP_FAILED);
         return cpu_fault_outcome::resolved;
     }
 
@@ -203,7 +208,7 @@ TEST_CASE("fault_trap: many threads on the same page") {
 
 TEST_CASE("fault_trap: several threads on different pages are served at once") {
     store s{8};
-    s.delay_us = 30'000;
+    s.waits_for_company = true;
     std::atomic<int> wrong{0};
     on_threads(4, [&](int t) {
         const auto i = static_cast<std::size_t>(t);
@@ -638,6 +643,27 @@ const child_case forked_touches{"forked child touches", [] {
     return 0;
 }};
 
+// A child of fork ends in the ordinary way, with destructors, while the parent's threads were inside.
+const child_case forked_removes{"forked child removes", [] {
+    store s{2};
+    s.delay_us = 100'000;
+    std::thread toucher{[&] { static_cast<void>(*s.page(0)); }};
+    while (s.inside == 0) {
+        ::usleep(100);
+    }
+    const pid_t child = ::fork();
+    if (child == 0) {
+        store::trap().remove(&s);
+        static_cast<void>(*s.page(1));  // no sink any more: a plain fault
+        ::_exit(97);
+    }
+    int ended = 0;
+    XMM_EXPECT(::waitpid(child, &ended, 0) == child);
+    XMM_EXPECT(WIFSIGNALED(ended) || (xmm_test::has_sanitizer && WEXITSTATUS(ended) < 97));
+    toucher.join();
+    return 0;
+}};
+
 }  // namespace
 
 TEST_CASE("fault_trap: a foreign fault goes to the handler before, as the kernel calls it") {
@@ -729,5 +755,12 @@ TEST_CASE("fault_trap: a child of fork is refused") {
     in_both_ways("forked child touches", [](const child_end& end, bool) {
         CHECK(end.exit_code == 0);
         CHECK(end.says(": unified memory of the parent process; a child of fork cannot use it"));
+    });
+}
+
+TEST_CASE("fault_trap: remove in a child of fork waits for nobody") {
+    in_both_ways("forked child removes", [](const child_end& end, bool) {
+        CHECK(end.exit_code == 0);
+        CHECK_FALSE(end.says("xmm:"));
     });
 }

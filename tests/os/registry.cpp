@@ -167,6 +167,15 @@ const child_case all_taken{"registry all places taken", [] {
     return 0;
 }};
 
+const child_case other_version{"registry other version", [] {
+    void* at = to_pointer(detail::registry_places[0]);
+    XMM_EXPECT(::mmap(at, 1 << 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,
+                      0) == at);
+    std::memcpy(at, "xmrgtry9", 8);
+    static_cast<void>(registry::instance());
+    return 0;
+}};
+
 // Sandboxes that refuse process_vm_readv.
 const child_case sandboxed{"registry sandboxed", [] {
     sock_filter program[] = {
@@ -222,6 +231,13 @@ TEST_CASE("registry: no address left aborts with a message") {
     CAPTURE(end.errors);
     CHECK(end.signal == SIGABRT);
     CHECK(end.says("no well-known address can be mapped"));
+}
+
+TEST_CASE("registry: one of another version in the same process aborts with a message") {
+    const auto end = run_child("registry other version");
+    CAPTURE(end.errors);
+    CHECK(end.signal == SIGABRT);
+    CHECK(end.says("another shared object of this process has another version of xmm"));
 }
 
 TEST_CASE("registry: found without process_vm_readv, too") {

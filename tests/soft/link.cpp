@@ -10,16 +10,19 @@ using namespace xmm::test;
 
 namespace {
 
-// The best of a few, since another program may have the machine at the wrong moment.
+// The best of several, since another program may have the machine at the wrong moment. None may be
+// faster than `least`; the first within `most` ends it.
 template <class Fn>
-double best_seconds(Fn&& once) {
+void check_seconds(double least, double most, Fn&& once) {
     double best = 1e9;
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 12 && best > most; ++i) {
         const stopwatch watch;
         once();
-        best = std::min(best, watch.seconds());
+        const double taken = watch.seconds();
+        CHECK(taken >= least);
+        best = std::min(best, taken);
     }
-    return best;
+    CHECK((best <= most || is_slowed));
 }
 
 double transfer_seconds(soft::lane& lane, std::size_t bytes) {
@@ -33,14 +36,7 @@ double transfer_seconds(soft::lane& lane, std::size_t bytes) {
 TEST_CASE("a steady stream reaches its rate and never exceeds it") {
     soft::lane lane{2'000'000'000};
     const double ideal = 64e6 / 2e9;
-    double best = 1e9;
-    for (int i = 0; i < 4; ++i) {
-        nap(5);  // idle for longer than the slack: no credit is left
-        const double taken = transfer_seconds(lane, 64'000'000);
-        CHECK(taken >= ideal);
-        best = std::min(best, taken);
-    }
-    CHECK(best <= ideal / 0.98);
+    check_seconds(ideal, ideal / 0.98, [&] { lane.charge(queue_priority::normal, 64'000'000); });
 }
 
 TEST_CASE("an idle lane hands out no credit") {
@@ -63,7 +59,9 @@ TEST_CASE("back to back transfers may use at most the slack") {
 TEST_CASE("an unlimited lane counts and does not wait") {
     soft::lane lane{0};
     CHECK_FALSE(lane.is_paced());
+    const stopwatch watch;
     lane.charge(queue_priority::normal, 1_GiB * 1000);
+    CHECK(watch.seconds() < 1);
     CHECK(lane.bytes() == 1_GiB * 1000);
 }
 
@@ -101,7 +99,8 @@ TEST_CASE("copies are paced by the direction they take") {
     const frame device = r.create(rig::near, bytes);
     const frame other = r.create(rig::near, bytes);
     const frame host = r.create(rig::host, bytes);
-    for (const frame& one : {device, other, host}) {
+    const frame sink = r.create(rig::host, bytes);
+    for (const frame& one : {device, other, host, sink}) {
         std::memset(to_pointer(one.standing), 1, bytes);  // the first touch is the machine's business
     }
     const queue_id in = r.queue();
@@ -113,23 +112,17 @@ TEST_CASE("copies are paced by the direction they take") {
     const auto copy = [&](queue_id on, const frame& to, const frame& from) {
         return r.copy(on, to.standing, from.standing, bytes);
     };
-    const double taken_in = best_seconds([&] { CHECK(r.driver.wait(copy(in, device, host))); });
-    const double taken_out = best_seconds([&] { CHECK(r.driver.wait(copy(out, host, device))); });
-    const double taken_both = best_seconds([&] {
+    check_seconds(ideal_in - slack, ideal_in / 0.9, [&] { CHECK(r.driver.wait(copy(in, device, host))); });
+    CHECK(r.driver.statistics(rig::near).link_out_bytes == 0);
+    check_seconds(ideal_out - slack, ideal_out / 0.9, [&] { CHECK(r.driver.wait(copy(out, sink, other))); });
+    // Both at once: less than one after the other.
+    check_seconds(ideal_out - slack, ideal_out / 0.8, [&] {
         const ticket first = copy(in, device, host);
-        CHECK(r.driver.wait(copy(out, host, other)));
+        CHECK(r.driver.wait(copy(out, sink, other)));
         CHECK(r.driver.wait(first));
     });
-    CHECK(taken_in >= ideal_in - slack);
-    CHECK(taken_out >= ideal_out - slack);
-    CHECK(taken_both >= ideal_out - slack);
-    if (!is_slowed) {
-        CHECK(taken_in <= ideal_in / 0.9);
-        CHECK(taken_out <= ideal_out / 0.9);
-        CHECK(taken_both <= ideal_out / 0.8);
-    }
-    CHECK(r.driver.statistics(rig::near).link_in_bytes == 8 * bytes);
-    CHECK(r.driver.statistics(rig::near).link_out_bytes == 8 * bytes);
+    CHECK(r.driver.statistics(rig::near).link_in_bytes % bytes == 0);
+    CHECK(r.driver.statistics(rig::near).link_out_bytes >= 2 * bytes);
     CHECK(r.driver.statistics(rig::far).link_in_bytes == 0);
 }
 
@@ -145,14 +138,12 @@ TEST_CASE("256 MiB at 2 GB/s come within two percent" * doctest::skip(is_slowed)
     std::memset(to_pointer(host.standing), 1, bytes);
     const queue_id queue = r.queue();
     const std::vector<piece> pieces(4, piece{{device.standing, bytes}, {host.standing, bytes}});
-    const double taken = best_seconds([&] {
+    const double ideal = static_cast<double>(4 * bytes) / 2e9;
+    check_seconds(ideal - 0.002, ideal / 0.98, [&] {
         auto point = r.driver.memcpy(queue, pieces);
         REQUIRE(point);
         CHECK(r.driver.wait(*point));
     });
-    const double ideal = static_cast<double>(4 * bytes) / 2e9;
-    CHECK(taken >= ideal - 0.002);
-    CHECK(taken <= ideal / 0.98);
 }
 
 TEST_CASE("latency is paid once per copy") {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../../backends/soft/launcher.hpp"
+#include <xmm/concepts/backend_table.hpp>
 
 namespace xmm::test {
 

@@ -15,7 +15,7 @@
 //          thread that blocks SIGSEGV is killed by the kernel. In both ways: a handler installed later
 //          must chain, or be followed by rearm(); an earlier handler without SA_ONSTACK runs on the
 //          alternate stack if the thread has one; a child of fork gets a message, not the memory.
-// See      signal_chain.hpp, userfaultfd.hpp: the two ways.
+// See      signal_chain.hpp, userfaultfd.hpp: the two ways. fault_sinks.hpp: cpu_fault_sink.
 #pragma once
 
 #include <atomic>
@@ -36,29 +36,14 @@
 #include <xmm/core/types.hpp>
 #include <xmm/os/conf.hpp>
 #include <xmm/os/crash_message.hpp>
-#include <xmm/os/futex.hpp>
+#include <xmm/os/fault_requests.hpp>
+#include <xmm/os/fault_sinks.hpp>
 #include <xmm/os/host_memory.hpp>
 #include <xmm/os/registry.hpp>
 #include <xmm/os/signal_chain.hpp>
 #include <xmm/os/userfaultfd.hpp>
 
 namespace xmm {
-
-enum class cpu_fault_outcome : std::uint8_t {
-    resolved,    // mapped now: retry the access
-    not_mapped,  // nothing belongs there: the access is a program's error
-    no_memory,   // nothing could be made resident
-    refused,     // the sink's rules forbid the access
-};
-
-// Who serves faults of some addresses. Its code and context stay valid until remove().
-struct cpu_fault_sink {
-    void* context = nullptr;
-    // Runs in a signal handler: a lock-free lookup and nothing else.
-    bool (*owns)(void* context, address at) noexcept = nullptr;
-    // Runs on a service thread. `why`: static text for the message, if the outcome is not resolved.
-    cpu_fault_outcome (*handle)(void* context, address at, access wanted, const char** why) noexcept = nullptr;
-};
 
 class fault_trap {
 public:
@@ -94,31 +79,9 @@ public:
     }
 
 private:
-    static constexpr unsigned sink_count = 64;
-    static constexpr unsigned request_count = 128;
     static constexpr unsigned thread_count = 65;  // 64 service threads and the reader of userfaultfd
 
-    enum sink_state : std::uint32_t { no_sink, live, leaving };
-    enum request_state : std::uint32_t { idle, claimed, posted, running, answered };
     enum class answer : std::uint8_t { retry, not_ours, failed };
-
-    // (S) constant while state is live  (A) atomic
-    struct sink_slot {
-        std::atomic<std::uint32_t> state{no_sink};  // (A)
-        std::atomic<std::uint32_t> inside{0};       // (A) threads that look at it or wait for it
-        cpu_fault_sink sink;                        // (S)
-    };
-
-    // (R) whoever claimed it until posted, its service thread until answered, then the claimer again
-    struct request {
-        std::atomic<std::uint32_t> state{idle};  // (A)
-        address at = 0;                          // (R)
-        access wanted = access::none;            // (R)
-        bool is_event = false;                   // (R) from userfaultfd: nobody waits on the state
-        sink_slot* to = nullptr;                 // (R) held
-        cpu_fault_outcome outcome{};             // (R)
-        const char* why = "";                    // (R)
-    };
 
     struct service_id {
         std::atomic<::pthread_t> thread{};  // (A)
@@ -130,16 +93,10 @@ private:
     [[nodiscard]] status start_thread_locked(void* (*body)(void*)) noexcept;
     [[nodiscard]] status take_front_locked() noexcept;
 
-    [[nodiscard]] sink_slot* find_owner(address at) noexcept;
-    static void release(sink_slot& held) noexcept;
     [[nodiscard]] bool is_service(::pthread_t thread) const noexcept;
     [[nodiscard]] bool is_service_tid(::pid_t tid) const noexcept;
 
-    [[nodiscard]] request& claim() noexcept;
-    void post(request& mine) noexcept;
-    void give_back(request& mine) noexcept;
-    [[nodiscard]] request* take_posted() noexcept;
-    void serve(request& taken) noexcept;
+    void serve(detail::fault_request& taken) noexcept;
     [[nodiscard]] answer serve_from_handler(address at, access wanted) noexcept;
     void enlist_service_thread() noexcept;
     void serve_forever() noexcept;
@@ -158,36 +115,20 @@ private:
     static inline std::atomic<fault_trap*> of_handler_{nullptr};
 
     // (C) constant once built  (L) lock_  (A) atomic
-    const detail::signal_chain::handler handler_ = nullptr;  // (C)
-    void* (*const serve_body_)(void*) = nullptr;                        // (C)
-    void* (*const read_body_)(void*) = nullptr;                         // (C)
-    std::atomic<bool> is_started_{false};                               // (A)
-    ranked_mutex<lock_rank::leaf> lock_;      // starting, arming, adding; never taken by a handler
-    detail::userfaultfd events_;              // (C) once started
-    unsigned service_threads_ = 0;            // (C) once started
-    detail::signal_chain segv_chain_;         // taking the front: (L)
-    detail::signal_chain bus_chain_;          // the same
-    sink_slot sinks_[sink_count];             // per field
-    request requests_[request_count];         // per field
-    service_id services_[thread_count];       // per field
-    std::atomic<unsigned> services_known_{0}; // (A)
-    std::atomic<std::uint32_t> posts_{0};     // (A) counts posts; service threads sleep on it
-    std::atomic<std::uint32_t> returns_{0};   // (A) counts requests given back; claimers sleep on it
+    const detail::signal_chain::handler handler_;  // (C) code of the shared object that stays
+    void* (*const serve_body_)(void*);             // (C) the same
+    void* (*const read_body_)(void*);              // (C) the same
+    std::atomic<bool> is_started_{false};          // (A)
+    ranked_mutex<lock_rank::leaf> lock_;           // starting, arming, adding; never taken by a handler
+    detail::userfaultfd events_;                   // (C) once the handler is installed
+    unsigned service_threads_ = 0;                 // (L)
+    detail::signal_chain segv_chain_;              // taking the front: (L)
+    detail::signal_chain bus_chain_;               // the same
+    detail::sink_table sinks_;                     // adding, hiding: (L)
+    detail::request_board requests_;               // its own
+    service_id services_[thread_count];            // per field
+    std::atomic<unsigned> services_known_{0};      // (A)
 };
-
-namespace detail {
-
-[[nodiscard]] constexpr std::string_view name_of(cpu_fault_outcome outcome) noexcept {
-    switch (outcome) {
-        case cpu_fault_outcome::resolved: return "resolved";
-        case cpu_fault_outcome::not_mapped: return "not mapped";
-        case cpu_fault_outcome::no_memory: return "no memory";
-        case cpu_fault_outcome::refused: return "refused";
-    }
-    return "?";
-}
-
-}  // namespace detail
 
 // --- sinks ---
 
@@ -196,127 +137,46 @@ inline status fault_trap::add(cpu_fault_sink sink) noexcept {
     if (const status started = start(); !started) {
         return started;
     }
-    return with(lock_, [&]() -> status {
-        for (sink_slot& slot : sinks_) {
-            // acquire: pairs with the release in remove; its readers are gone.
-            if (slot.state.load(std::memory_order_acquire) == no_sink) {
-                slot.sink = sink;
-                // seq_cst here and wherever state meets inside: see find_owner.
-                slot.state.store(live, std::memory_order_seq_cst);
-                return {};
-            }
-        }
-        return fail(errc::no_memory, "too many fault sinks");
-    });
+    return with(lock_, [&] { return sinks_.add_locked(sink); })
+               ? status{}
+               : fail(errc::no_memory, "too many fault sinks");
 }
 
 inline void fault_trap::remove(void* context) noexcept {
     XMM_ASSERT(!is_service(::pthread_self()), "a sink removed from inside a handler");
-    for (sink_slot& slot : sinks_) {
-        const bool is_mine = with(lock_, [&] {
-            if (slot.state.load(std::memory_order_acquire) != live || slot.sink.context != context) {
-                return false;
-            }
-            slot.state.store(leaving, std::memory_order_seq_cst);
-            return true;
-        });
-        if (!is_mine) {
-            continue;
+    if (registry::is_forked_child()) {
+        // Whoever held the lock or the slot at the fork is not here to let go of it, nor to be added.
+        while (sinks_.hide_locked(context) != nullptr) {
         }
-        for (std::uint32_t inside = 0; (inside = slot.inside.load(std::memory_order_seq_cst)) != 0;) {
-            detail::futex_wait(slot.inside, inside);
-        }
-        slot.state.store(no_sink, std::memory_order_release);
+        return;
     }
-}
-
-// The slot of the sink that owns the address, held: remove() waits until it is released. Entering before
-// looking at the state, and leaving setting the state before looking at `inside`, cannot both miss.
-inline fault_trap::sink_slot* fault_trap::find_owner(address at) noexcept {
-    for (sink_slot& slot : sinks_) {
-        if (slot.state.load(std::memory_order_relaxed) != live) {  // a hint; checked again below
-            continue;
-        }
-        slot.inside.fetch_add(1, std::memory_order_seq_cst);
-        if (slot.state.load(std::memory_order_seq_cst) == live && slot.sink.owns(slot.sink.context, at)) {
-            return &slot;
-        }
-        release(slot);
-    }
-    return nullptr;
-}
-
-inline void fault_trap::release(sink_slot& held) noexcept {
-    if (held.inside.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
-        held.state.load(std::memory_order_seq_cst) == leaving) {
-        detail::futex_wake(held.inside, detail::wake_everyone);
+    while (auto* hidden = with(lock_, [&] { return sinks_.hide_locked(context); })) {
+        detail::sink_table::wait_until_free(*hidden);
     }
 }
 
 // --- requests ---
 
-inline fault_trap::request& fault_trap::claim() noexcept {
-    for (;;) {
-        const std::uint32_t returns = returns_.load(std::memory_order_acquire);
-        for (request& one : requests_) {
-            std::uint32_t expected = idle;
-            // acquire: pairs with the release in give_back.
-            if (one.state.load(std::memory_order_relaxed) == idle &&
-                one.state.compare_exchange_strong(expected, claimed, std::memory_order_acquire)) {
-                return one;
-            }
-        }
-        detail::futex_wait(returns_, returns);
-    }
-}
-
-inline void fault_trap::post(request& mine) noexcept {
-    // release: pairs with the acquire in take_posted.
-    mine.state.store(posted, std::memory_order_release);
-    // release: a service thread that sees the new count sees the post.
-    posts_.fetch_add(1, std::memory_order_release);
-    detail::futex_wake(posts_, 1);
-}
-
-inline void fault_trap::give_back(request& mine) noexcept {
-    mine.state.store(idle, std::memory_order_release);
-    returns_.fetch_add(1, std::memory_order_release);
-    detail::futex_wake(returns_, 1);
-}
-
-inline fault_trap::request* fault_trap::take_posted() noexcept {
-    for (request& one : requests_) {
-        std::uint32_t expected = posted;
-        if (one.state.load(std::memory_order_relaxed) == posted &&
-            one.state.compare_exchange_strong(expected, running, std::memory_order_acquire)) {
-            return &one;
-        }
-    }
-    return nullptr;
-}
-
-inline void fault_trap::serve(request& taken) noexcept {
-    const cpu_fault_sink& sink = taken.to->sink;
+inline void fault_trap::serve(detail::fault_request& taken) noexcept {
+    const cpu_fault_sink& sink = taken.owner->sink;
     taken.why = "";
     taken.outcome = sink.handle(sink.context, taken.at, taken.wanted, &taken.why);
     if (!taken.is_event) {
-        // release: pairs with the acquire in serve_from_handler.
-        taken.state.store(answered, std::memory_order_release);
-        detail::futex_wake(taken.state, 1);
+        detail::request_board::answer(taken);
         return;
     }
-    release(*taken.to);
+    detail::sink_table::release(*taken.owner);
     if (taken.outcome == cpu_fault_outcome::resolved) {
         events_.wake(taken.at);
     } else {
         events_.poison(taken.at);  // so the thread gets a signal, and the handler asks and reports
     }
-    give_back(taken);
+    requests_.give_back(taken);
 }
 
 // On the thread that faulted, in its signal handler.
 inline fault_trap::answer fault_trap::serve_from_handler(address at, access wanted) noexcept {
-    sink_slot* owner = find_owner(at);
+    auto* owner = sinks_.find_owner(at);
     if (owner == nullptr) {
         return answer::not_ours;
     }
@@ -327,23 +187,21 @@ inline fault_trap::answer fault_trap::serve_from_handler(address at, access want
         ::abort();
     }
     if (registry::is_forked_child()) {
-        release(*owner);
+        detail::sink_table::release(*owner);
         message.add(": unified memory of the parent process; a child of fork cannot use it").write();
         return answer::failed;
     }
-    request& mine = claim();
+    detail::fault_request& mine = requests_.claim();
     mine.at = at;
     mine.wanted = wanted;
     mine.is_event = false;
-    mine.to = owner;
-    post(mine);
-    for (std::uint32_t seen = 0; (seen = mine.state.load(std::memory_order_acquire)) != answered;) {
-        detail::futex_wait(mine.state, seen);
-    }
+    mine.owner = owner;
+    requests_.post(mine);
+    detail::request_board::wait_for_answer(mine);
     const cpu_fault_outcome outcome = mine.outcome;
     const char* why = mine.why;
-    give_back(mine);
-    release(*owner);
+    requests_.give_back(mine);
+    detail::sink_table::release(*owner);
     if (outcome == cpu_fault_outcome::resolved) {
         return answer::retry;
     }
@@ -387,13 +245,7 @@ inline void fault_trap::enlist_service_thread() noexcept {
 inline void fault_trap::serve_forever() noexcept {
     enlist_service_thread();
     for (;;) {
-        // acquire: pairs with the release in post; read before looking, so that no post is slept over.
-        const std::uint32_t posts = posts_.load(std::memory_order_acquire);
-        if (request* taken = take_posted(); taken != nullptr) {
-            serve(*taken);
-        } else {
-            detail::futex_wait(posts_, posts);
-        }
+        serve(requests_.next());
     }
 }
 
@@ -402,7 +254,7 @@ inline void fault_trap::read_events_forever() noexcept {
     enlist_service_thread();
     for (;;) {
         const detail::page_event event = events_.read();
-        sink_slot* owner = find_owner(event.at);
+        auto* owner = sinks_.find_owner(event.at);
         if (owner == nullptr) {
             events_.poison(event.at);
             continue;
@@ -415,12 +267,12 @@ inline void fault_trap::read_events_forever() noexcept {
                 .write();
             ::abort();
         }
-        request& mine = claim();
+        detail::fault_request& mine = requests_.claim();
         mine.at = event.at;
         mine.wanted = event.wanted;
         mine.is_event = true;
-        mine.to = owner;
-        post(mine);
+        mine.owner = owner;
+        requests_.post(mine);
     }
 }
 
@@ -449,11 +301,13 @@ inline status fault_trap::start_locked() noexcept {
             return made;
         }
     }
+    // Before the handler is installed, since that looks at it.
+    if (!events_.is_open() && settings.flag("userfaultfd", true) && events_.open() &&
+        !start_thread_locked(read_body_)) {
+        events_.close();
+    }
     if (const status armed = take_front_locked(); !armed) {
         return armed;
-    }
-    if (settings.flag("userfaultfd", true) && events_.open() && !start_thread_locked(read_body_)) {
-        events_.close();
     }
     is_started_.store(true, std::memory_order_release);
     return {};
@@ -551,8 +405,8 @@ inline status fault_trap::make_hole(va_range range) noexcept {
     }
     detail::errno_keeper keep;
     void* at = to_pointer(range.begin);
-    if (::mmap(at, range.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
-        MAP_FAILED) {
+    constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (detail::map_quietly(at, range.bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) {
         return fail(errc::no_memory, "no mapping for a hole: vm.max_map_count is reached", errno);
     }
     // A child of fork would read zeros here, since the kernel drops the registration in it.

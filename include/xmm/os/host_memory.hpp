@@ -42,6 +42,14 @@ enum class binding : std::uint8_t {
 
 namespace detail {
 
+// mmap by its number. To the thread sanitizer the library's mmap is a write to the whole range, which
+// would race with every thread that uses the addresses; but who changes a mapping under its users (a
+// sink of the fault trap, a move) writes no data. MAP_FAILED and errno as ever.
+[[nodiscard]] inline void* map_quietly(void* at, std::size_t bytes, int protection, int flags, int file,
+                                       std::size_t offset) noexcept {
+    return reinterpret_cast<void*>(::syscall(SYS_mmap, at, bytes, protection, flags, file, offset));
+}
+
 struct errno_keeper {
     int before = errno;
     errno_keeper() = default;

@@ -117,9 +117,12 @@ inline constexpr address registry_places[] = {
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
 
-inline constexpr std::uint64_t registry_magic = 0x3179727467726d78;  // "xmrgtry1": 1 is the layout
+// "xmrgtry" and, in the highest byte, the number of the block's layout.
+inline constexpr std::uint64_t registry_magic = 0x3179727467726d78;
+inline constexpr std::uint64_t registry_name_bits = 0x00ffffffffffffff;
 
-// Reads through the kernel, which answers EFAULT where a load would kill.
+// Reads through the kernel, which answers EFAULT where a load would kill. Aborts if a registry of another
+// layout is there: two in a process would be silent corruption.
 [[nodiscard]] inline bool is_registry_at(address at) noexcept {
     const int errno_before = errno;
     std::uint64_t head = 0;
@@ -138,7 +141,13 @@ inline constexpr std::uint64_t registry_magic = 0x3179727467726d78;  // "xmrgtry
         }
     }
     errno = errno_before;
-    return got == static_cast<long>(sizeof head) && head == registry_magic;
+    if (got != static_cast<long>(sizeof head) || ((head ^ registry_magic) & registry_name_bits) != 0) {
+        return false;
+    }
+    if (head != registry_magic) {
+        registry_failed("registry", "another shared object of this process has another version of xmm");
+    }
+    return true;
 }
 
 }  // namespace detail

@@ -279,7 +279,8 @@ namespace detail {
 class machine {
 public:
     static constexpr const char* registry_key = "machine/1";
-    static constexpr std::size_t device_count = 256;
+    static constexpr std::size_t block_count = 1024;
+    static constexpr std::size_t per_block = 64;
 
     machine() noexcept : topology_{find()} {}
     machine(const machine&) = delete;
@@ -290,11 +291,12 @@ public:
     [[nodiscard]] node_id add_device(std::string_view name) noexcept {
         // relaxed: the name is published by its own flag.
         const std::uint32_t index = claimed_.fetch_add(1, std::memory_order_relaxed);
-        if (index >= device_count) {
+        device_name* found = index < block_count * per_block ? find_or_make(index) : nullptr;
+        if (found == nullptr) {
             claimed_.fetch_sub(1, std::memory_order_relaxed);
             return no_node;
         }
-        device_name& mine = names_[index];
+        device_name& mine = *found;
         mine.length = name.size() < sizeof mine.text ? name.size() : sizeof mine.text - 1;
         std::memcpy(mine.text, name.data(), mine.length);
         mine.text[mine.length] = '\0';
@@ -311,11 +313,16 @@ public:
             return topology_.hosts()[static_cast<std::size_t>(node.value)].name.data();
         }
         const std::size_t index = static_cast<std::size_t>(node.value) - topology_.hosts().size();
-        // acquire: pairs with the release in add_device.
-        if (node.value < 0 || index >= device_count || !names_[index].is_set.load(std::memory_order_acquire)) {
+        if (node.value < 0 || index >= block_count * per_block) {
             return "no node";
         }
-        return {names_[index].text, names_[index].length};
+        // acquire: pairs with the release in find_or_make.
+        const block* names = blocks_[index / per_block].load(std::memory_order_acquire);
+        // acquire: pairs with the release in add_device.
+        if (names == nullptr || !names->names[index % per_block].is_set.load(std::memory_order_acquire)) {
+            return "no node";
+        }
+        return {names->names[index % per_block].text, names->names[index % per_block].length};
     }
 
 private:
@@ -324,6 +331,24 @@ private:
         std::size_t length = 0;
         char text[64] = {};
     };
+    struct block {
+        device_name names[per_block];
+    };
+
+    // Blocks come on demand and stay, as node numbers do.
+    [[nodiscard]] device_name* find_or_make(std::size_t index) noexcept {
+        std::atomic<block*>& slot = blocks_[index / per_block];
+        block* found = slot.load(std::memory_order_acquire);  // pairs with the release below
+        if (found == nullptr) {
+            auto* made = new (std::nothrow) block;
+            // release: a block is complete before it is found.
+            if (made == nullptr || slot.compare_exchange_strong(found, made, std::memory_order_acq_rel)) {
+                return made == nullptr ? nullptr : &made->names[index % per_block];
+            }
+            delete made;
+        }
+        return &found->names[index % per_block];
+    }
 
     static topology find() noexcept {
         result<topology> found = topology::discover();
@@ -332,7 +357,7 @@ private:
 
     topology topology_;
     std::atomic<std::uint32_t> claimed_{0};
-    device_name names_[device_count];
+    std::atomic<block*> blocks_[block_count] = {};
 };
 
 }  // namespace detail
@@ -343,7 +368,7 @@ private:
 }
 
 // The next node number of this process, after the hosts'. The name is copied, at most 63 characters of
-// it. no_node after 256 devices.
+// it. no_node after 65536 devices.
 [[nodiscard]] inline node_id register_device_node(std::string_view name) {
     return registry::object<detail::machine>().add_device(name);
 }

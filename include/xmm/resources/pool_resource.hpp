@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// pool_resource.hpp - small blocks out of large ones: a pool over any resource.
+//
+// Model    Chunks come from the upstream and are cut into slabs, one block size each; a block given back
+//          waits on the list of its size. The lists lie in host memory, never in the chunks: so a pool
+//          is what its upstream is, on a device too, and its bookkeeping moves no pages.
+//          A block given back on a queue is reused at once by that queue, and by others once the queue
+//          has passed that point. Blocks above a quarter of a chunk go straight to the upstream.
+//          Chunks return to the upstream in release() or with the pool.
+// Threads  Any. One lock per size guards its list, one the chunks; none is held during an upstream call.
+// Failure  When the upstream has no memory, blocks still waiting for a queue are waited for first.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include <xmm/core/lock.hpp>
+#include <xmm/resources/memory_resource.hpp>
+#include <xmm/resources/size_classes.hpp>
+
+namespace xmm {
+
+struct pool_options {
+    std::size_t chunk_bytes = page_bytes;                      // the first one
+    std::size_t largest_chunk_bytes = std::size_t{64} << 20;   // they grow with the pool up to this
+};
+
+template <class Upstream>
+class pool_resource : public detail::base_for<Upstream::static_reach> {
+    using base = detail::base_for<Upstream::static_reach>;
+
+public:
+    static constexpr reach static_reach = Upstream::static_reach;
+
+    // The upstream outlives the pool.
+    explicit pool_resource(Upstream& upstream, pool_options options = {})
+        : base{"pool", upstream.node(), upstream.reachable_by()}, upstream_{upstream}, options_{options},
+          largest_bytes_{options.chunk_bytes / 4},
+          class_count_{classes::index_of(largest_bytes_, chunk_alignment) + 1},
+          lists_{std::make_unique<size_list[]>(class_count_)} {
+        if (options.chunk_bytes < least_chunk_bytes) {
+            throw std::invalid_argument{"xmm::pool_resource: chunks below 64 KiB serve nobody"};
+        }
+    }
+    ~pool_resource() override { release(); }
+
+    [[nodiscard]] Upstream& upstream() const noexcept { return upstream_; }
+    [[nodiscard]] resource_usage usage() const noexcept override { return upstream_.usage(); }
+    [[nodiscard]] queue_port queues() const noexcept override { return upstream_.queues(); }
+
+    // Gives all chunks back; no block of the pool is in use any more, on the CPU or on a queue.
+    void release() noexcept {
+        for (std::size_t index = 0; index < class_count_; ++index) {
+            size_list& list = lists_[index];
+            with(list.lock, [&] {
+                list.ready.clear();
+                list.waiting.clear();
+                list.cursor = list.end = nullptr;
+                list.blocks = 0;
+            });
+        }
+        std::vector<chunk> all;
+        with(chunks_lock_, [&] { all.swap(chunks_); });
+        for (const chunk& one : all) {
+            upstream_.deallocate_sync(one.begin, one.bytes, chunk_alignment);
+        }
+    }
+    // The bytes of all chunks.
+    [[nodiscard]] std::size_t reserved_bytes() const noexcept {
+        return with(chunks_lock_, [&] {
+            std::size_t sum = 0;
+            for (const chunk& one : chunks_) {
+                sum += one.bytes;
+            }
+            return sum;
+        });
+    }
+
+private:
+    using classes = detail::size_classes;
+
+    static constexpr std::size_t least_chunk_bytes = std::size_t{64} << 10;
+    static constexpr std::size_t chunk_alignment = 4096;  // blocks aligned above that go upstream
+    static constexpr std::size_t slab_bytes = std::size_t{64} << 10;
+
+    struct waiting_block {
+        void* pointer;
+        ticket point;
+    };
+    // (L) under its lock
+    struct size_list {
+        mutable ranked_mutex<lock_rank::extent_heap> lock;  // may ask a queue whether it is done
+        std::vector<void*> ready;            // (L) room for every block of the size
+        std::vector<waiting_block> waiting;  // (L) given back on a queue that has not passed it yet
+        std::byte* cursor = nullptr;         // (L) the slab being cut, up to its end
+        std::byte* end = nullptr;            // (L)
+        std::size_t blocks = 0;              // (L) of all slabs so far
+    };
+    struct chunk {
+        std::byte* begin;
+        std::size_t bytes;
+        std::size_t cut;  // handed out as slabs
+    };
+
+    [[nodiscard]] bool is_pooled(std::size_t bytes, std::size_t alignment) const noexcept {
+        return bytes <= largest_bytes_ && alignment <= chunk_alignment;
+    }
+    void* do_allocate_on(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+        if (!is_pooled(bytes, alignment)) {
+            return upstream_.allocate(stream, bytes, alignment);
+        }
+        const std::size_t index = classes::index_of(bytes, alignment);
+        size_list& list = lists_[index];
+        for (;;) {
+            if (void* pointer = take(list, index, stream.queue())) {
+                return pointer;
+            }
+            try {
+                add_slab(list, index);
+            } catch (const std::bad_alloc&) {
+                if (!wait_for_one(list)) {
+                    throw;
+                }
+            }
+        }
+    }
+    void do_deallocate_on(stream_ref stream, void* pointer, std::size_t bytes,
+                          std::size_t alignment) noexcept override {
+        if (!is_pooled(bytes, alignment)) {
+            upstream_.deallocate(stream, pointer, bytes, alignment);
+            return;
+        }
+        size_list& list = lists_[classes::index_of(bytes, alignment)];
+        const ticket point = record_or_wait(stream);
+        const bool has_place = with(list.lock, [&] { return try_put_locked(list, pointer, point); });
+        if (!has_place) {
+            (void)upstream_.queues().wait(point);
+            with(list.lock, [&] { list.ready.push_back(pointer); });  // always has room
+        }
+    }
+    static bool try_put_locked(size_list& list, void* pointer, ticket point) noexcept {
+        if (point.value == 0) {
+            list.ready.push_back(pointer);  // always has room
+            return true;
+        }
+        try {
+            list.waiting.push_back({pointer, point});
+            return true;
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+    }
+    // The point after which a block may be reused; value 0 if that is now.
+    [[nodiscard]] ticket record_or_wait(stream_ref stream) const noexcept {
+        const queue_port queues = upstream_.queues();
+        if (stream.queue() != queue_id{} && queues) {
+            if (result<ticket> point = queues.record(stream.queue())) {
+                return *point;
+            }
+        }
+        (void)stream.synchronize();
+        return {};
+    }
+    // A block that is free now, or will be by the time the asking queue comes to it.
+    [[nodiscard]] void* take(size_list& list, std::size_t index, queue_id asking) noexcept {
+        return with(list.lock, [&]() -> void* {
+            if (list.ready.empty() && list.cursor != list.end) {
+                void* pointer = list.cursor;
+                list.cursor += classes::bytes_of(index);
+                return pointer;
+            }
+            if (list.ready.empty()) {
+                sweep_locked(list, asking);
+            }
+            if (list.ready.empty()) {
+                return nullptr;
+            }
+            void* pointer = list.ready.back();
+            list.ready.pop_back();
+            return pointer;
+        });
+    }
+    // Makes ready what its queue has passed, or else one block that belongs to the asking queue.
+    void sweep_locked(size_list& list, queue_id asking) noexcept {
+        const queue_port queues = upstream_.queues();
+        const auto is_passed = [&](const waiting_block& block) {
+            return queues.is_done(block.point) && (list.ready.push_back(block.pointer), true);
+        };
+        std::erase_if(list.waiting, is_passed);
+        if (list.ready.empty()) {
+            const auto own = std::ranges::find(list.waiting, asking, [](const waiting_block& block) {
+                return block.point.queue;
+            });
+            if (own != list.waiting.end()) {
+                list.ready.push_back(own->pointer);
+                list.waiting.erase(own);
+            }
+        }
+    }
+    // False if no queue holds a block of that size.
+    [[nodiscard]] bool wait_for_one(size_list& list) const noexcept {
+        ticket point;
+        const bool has_one = with(list.lock, [&] {
+            if (!list.waiting.empty()) {
+                point = list.waiting.front().point;
+            }
+            return !list.waiting.empty();
+        });
+        return has_one && upstream_.queues().wait(point).is_ok();
+    }
+    void add_slab(size_list& list, std::size_t index) {
+        const std::size_t block = classes::bytes_of(index);
+        const std::size_t bytes = align_up(std::max(slab_bytes / block, std::size_t{1}) * block,
+                                           chunk_alignment);
+        std::byte* slab = cut_slab(bytes);
+        const std::size_t count = bytes / block;
+        with(list.lock, [&] {
+            // Room for all blocks now, so that giving back never allocates.
+            const std::size_t blocks = list.blocks + count;
+            if (list.ready.capacity() < blocks) {
+                list.ready.reserve(2 * blocks);
+            }
+            while (list.cursor != list.end) {  // another thread was here too: keep what it left
+                list.ready.push_back(list.cursor);
+                list.cursor += block;
+            }
+            list.blocks = blocks;
+            list.cursor = slab;
+            list.end = slab + count * block;
+        });
+    }
+    [[nodiscard]] std::byte* cut_slab(std::size_t bytes) {
+        if (std::byte* slab = with(chunks_lock_, [&] { return try_cut_locked(bytes); })) {
+            return slab;
+        }
+        const std::size_t wanted = next_chunk_bytes(bytes);
+        with(chunks_lock_, [&] { chunks_.reserve(chunks_.size() + 1); });
+        auto* begin = static_cast<std::byte*>(upstream_.allocate_sync(wanted, chunk_alignment));
+        return with(chunks_lock_, [&] {
+            chunks_.push_back({begin, wanted, bytes});
+            return begin;
+        });
+    }
+    [[nodiscard]] std::byte* try_cut_locked(std::size_t bytes) noexcept {
+        for (auto one = chunks_.rbegin(); one != chunks_.rend(); ++one) {
+            if (one->bytes - one->cut >= bytes) {
+                std::byte* slab = one->begin + one->cut;
+                one->cut += bytes;
+                return slab;
+            }
+        }
+        return nullptr;
+    }
+    [[nodiscard]] std::size_t next_chunk_bytes(std::size_t bytes) const noexcept {
+        const std::size_t grown = std::min(reserved_bytes() / 4, options_.largest_chunk_bytes);
+        const std::size_t least = std::max(options_.chunk_bytes, bytes);
+        return std::max(align_down(grown, page_bytes), least);
+    }
+
+    Upstream& upstream_;
+    pool_options options_;
+    std::size_t largest_bytes_;
+    std::size_t class_count_;
+    std::unique_ptr<size_list[]> lists_;
+    mutable ranked_mutex<lock_rank::leaf> chunks_lock_;
+    std::vector<chunk> chunks_;  // under chunks_lock_
+};
+
+}  // namespace xmm

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// space_resource.hpp - memory straight from a space: unified, on one device, or page-locked.
+//
+// Model    Every block is a mapping of its own, whole 2 MiB pages: pool_resource serves small blocks.
+//          Fresh memory reads as zero. Resources of one kind, space and node are equal.
+//          Given back on a queue of the space, the pages go once the queue has passed that point; on
+//          another library's stream, the call waits for it.
+// Threads  Any.
+// Failure  Above 2 MiB of alignment it is the space that decides; one that cannot refuses.
+//          A block that the space does not take back stays mapped, with a line on stderr.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+#include <xmm/resources/memory_resource.hpp>
+
+namespace xmm {
+
+// What unified, device and pinned have in common: requests cut after one pattern.
+template <reach Who>
+class space_resource : public detail::base_for<Who> {
+public:
+    static constexpr reach static_reach = Who;
+
+    [[nodiscard]] space_port space() const noexcept { return space_; }
+    [[nodiscard]] resource_usage usage() const noexcept override { return space_.usage(this->node()); }
+    [[nodiscard]] queue_port queues() const noexcept override { return space_.queues(); }
+
+protected:
+    space_resource(const char* name, node_id node, space_port space, page_request pattern) noexcept
+        : detail::base_for<Who>{name, node, Who}, space_{space}, pattern_{pattern} {
+        pattern_.name = name;
+    }
+    // The node, if the space has it and it is of the wanted kind.
+    static node_id checked(space_port space, node_id node, const char* why, reach wanted = reach::none) {
+        const reach kind = space.reach_of(node);
+        if (kind == reach::none || !includes(kind, wanted)) {
+            throw std::invalid_argument{why};
+        }
+        return node;
+    }
+    void* do_allocate_on(stream_ref, std::size_t bytes, std::size_t alignment) override {
+        page_request request = pattern_;
+        request.bytes = bytes;
+        request.alignment = std::max(alignment, page_bytes);
+        result<void*> pages = space_.map(request);
+        if (!pages) {
+            this->refuse(bytes, pages.error().why, pages.error().driver_code);
+        }
+        return *pages;
+    }
+
+private:
+    void do_deallocate_on(stream_ref stream, void* pointer, std::size_t, std::size_t) noexcept override {
+        const status outcome = give_back(stream, pointer);
+        if (!outcome) {
+            std::fprintf(stderr, "xmm: %s: %p stays mapped: %s (%s)\n", this->name(), pointer, outcome.why,
+                         name_of(outcome.code));
+        }
+    }
+    status give_back(stream_ref stream, void* pointer) noexcept {
+        if (stream.queue() != queue_id{}) {
+            if (result<ticket> point = space_.queues().record(stream.queue())) {
+                return space_.unmap_after(*point, pointer);
+            }
+        }
+        (void)stream.synchronize();  // fails on a lost device only, which runs nothing any more
+        return space_.unmap(pointer);
+    }
+    bool do_is_equal_to(const resource_base& other) const noexcept override {
+        const auto* same = dynamic_cast<const space_resource*>(&other);
+        return same != nullptr && same->space_ == space_ && same->pattern_.fixed == pattern_.fixed;
+    }
+
+    space_port space_;
+    page_request pattern_;
+};
+
+// One pointer valid on the CPU and on every device of the space; its pages move, and rather live on
+// the preferred node if one is named. "pmr containers on device memory" are this with a device.
+class unified_resource final : public space_resource<reach::host_and_device> {
+public:
+    explicit unified_resource(space_port space, node_id preferred = no_node,
+                              std::size_t granule_bytes = 0)
+        : space_resource{"unified",
+                         preferred == no_node
+                             ? any_host
+                             : checked(space, preferred, "xmm::unified_resource: the space has no such node"),
+                         space, {.granule_bytes = granule_bytes, .preferred = preferred}} {}
+};
+
+// Memory of one device, out of the CPU's reach; it never moves.
+class device_resource final : public space_resource<reach::device> {
+public:
+    device_resource(space_port space, node_id device)
+        : space_resource{"device",
+                         checked(space, device, "xmm::device_resource: the space has no such device",
+                                 reach::device),
+                         space, {.fixed = device}} {}
+};
+
+struct pinned_options {
+    bool touch = true;     // all pages exist when allocate returns, so nothing is slower the first time
+    unsigned threads = 0;  // that touch them; 0: as many as pay off
+};
+
+// Page-locked memory of a host node that devices reach; it never moves.
+class pinned_resource final : public space_resource<reach::host_and_device> {
+public:
+    explicit pinned_resource(space_port space, node_id host = any_host, pinned_options options = {})
+        : space_resource{"pinned",
+                         checked(space, host, "xmm::pinned_resource: the space has no such host node",
+                                 reach::host),
+                         space, {.fixed = host}},
+          options_{options} {}
+
+private:
+    void* do_allocate_on(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+        void* pointer = space_resource::do_allocate_on(stream, bytes, alignment);
+        if (options_.touch) {
+            touch(static_cast<std::byte*>(pointer), bytes);
+        }
+        return pointer;
+    }
+    // One thread zeroes fresh pages at 3 GB/s where four reach 8: worth a thread from 64 MiB each.
+    void touch(std::byte* begin, std::size_t bytes) const noexcept {
+        constexpr std::size_t worth_a_thread = std::size_t{64} << 20;
+        constexpr std::size_t most = 16;
+        const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
+        const std::size_t threads =
+            options_.threads != 0 ? options_.threads
+                                  : std::clamp<std::size_t>(bytes / worth_a_thread, 1, std::min(cores, most));
+        const std::size_t share = align_up(bytes / threads + 1, page_bytes);
+        std::vector<std::thread> helpers;
+        std::size_t done = share;  // the first share is this thread's
+        try {
+            for (; done < bytes; done += share) {
+                helpers.emplace_back(touch_each_page, begin + done, std::min(share, bytes - done));
+            }
+        } catch (...) {
+            touch_each_page(begin + done, bytes - done);  // no thread to be had: do the rest here
+        }
+        touch_each_page(begin, std::min(share, bytes));
+        for (std::thread& helper : helpers) {
+            helper.join();
+        }
+    }
+    static void touch_each_page(std::byte* begin, std::size_t bytes) noexcept {
+        constexpr std::size_t smallest_os_page = 4096;
+        for (std::size_t at = 0; at < bytes; at += smallest_os_page) {
+            static_cast<volatile std::byte*>(begin)[at] = std::byte{0};
+        }
+    }
+
+    pinned_options options_;
+};
+
+}  // namespace xmm

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs xmm-demo --quick and bad input through it, and looks at what it leaves.
+
+quick.py XMM_DEMO
+"""
+import gzip
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import zlib
+
+PROGRAM = str(pathlib.Path(sys.argv[1]).resolve())
+TRACES = pathlib.Path(__file__).resolve().parents[2] / "traces"
+
+
+def run(folder, *words):
+    return subprocess.run([PROGRAM, *words], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=200)
+
+
+def expect(condition, what, done=None):
+    if not condition:
+        if done is not None:
+            print(done.stdout + done.stderr)
+        sys.exit(f"quick.py: {what}")
+
+
+def png_rows(path):
+    """Width, height and the unpacked rows of an 8-bit PNG; fails if a checksum or a length is wrong."""
+    data = path.read_bytes()
+    expect(data[:8] == b"\x89PNG\r\n\x1a\n", f"{path.name} is no PNG")
+    at, pixels, header = 8, b"", None
+    while at < len(data):
+        size, kind = struct.unpack(">I4s", data[at:at + 8])
+        body = data[at + 8:at + 8 + size]
+        expect(zlib.crc32(kind + body) == struct.unpack(">I", data[at + 8 + size:at + 12 + size])[0],
+               f"{path.name}: checksum")
+        header = struct.unpack(">IIBBBBB", body) if kind == b"IHDR" else header
+        pixels += body if kind == b"IDAT" else b""
+        at += 12 + size
+    width, height, depth, colour = header[:4]
+    channels = {2: 3, 6: 4}[colour]
+    expect(depth == 8, f"{path.name}: depth")
+    rows = zlib.decompress(pixels)
+    expect(len(rows) == height * (1 + width * channels), f"{path.name}: length")
+    return width, height, rows
+
+
+def quick_round(folder):
+    done = run(folder, "--quick", "--clusters", "6")
+    expect(done.returncode == 0, f"exit code {done.returncode}", done)
+    for words in ["node 0", "CPU", "link 4 GB/s each way", "scaled 1 :", "drawn by the demo", "first_touch", "mapped",
+                  "every word as written", "labels, centroids and picture as the CPU's", "All results equal the CPU's"]:
+        expect(words in done.stdout, f"'{words}' is missing", done)
+    out = folder / "xmm-demo-out"
+    for name in ["heat-replay-first_touch", "heat-kmeans-first_touch", "heat-replay-mapped", "heat-kmeans-mapped"]:
+        width, height, rows = png_rows(out / f"{name}.png")
+        expect(width > 800 and height > 500, f"{name}: size")
+        expect(bytes((0, 98, 142)) in rows or bytes((230, 159, 60)) in rows, f"{name}: no page anywhere")
+    width, height, _ = png_rows(out / "clustered.png")
+    expect((width, height) == png_rows(out / "landscape.png")[:2], "the pictures' sizes differ")
+    report = json.loads((out / "report.json").read_text())
+    expect(report["is_correct"] and len(report["runs"]) == 4, "report")
+    for one in report["runs"]:
+        expect(one["is_correct"] and one["seconds"] > 0, f"{one['part']}, {one['policy']}: figures")
+        expect(one["data_bytes"] > one["device_bytes"], f"{one['part']}: the device is not too small")
+        if one["policy"] == "first_touch":
+            expect(one["device_faults"] > 0 and one["bytes_to_device"] > 0 and one["reclaimed_bytes"] > 0,
+                   f"{one['part']}: nothing moved")
+        if one["policy"] == "mapped":
+            expect(one["mapped_bytes"] > 0, f"{one['part']}: nothing was reached over the link")
+    expect(not list(out.glob("*.part")), "a partial file stayed")
+
+
+def own_files(folder):
+    (folder / "own.csv").write_text("a,0,9000000,0,0\na,1,9000000,0,1\nf,0,9000000,0,2\n")
+    source = folder / "xmm-demo-out" / "clustered.png"
+    done = run(folder, "--quick", "--trace", "own.csv", "--picture", str(source), "--out", "other", "--json", "r.json",
+               "--policy", "mapped", "--device-bytes", "8MiB", "--iterations", "2")
+    expect(done.returncode == 0, f"own files: exit code {done.returncode}", done)
+    expect(str(source) in done.stdout, "the picture is not named", done)
+    expect(not (folder / "other" / "landscape.png").exists(), "a landscape was drawn")
+    expect(json.loads((folder / "r.json").read_text())["runs"][0]["device_bytes"] == 8 << 20, "--device-bytes")
+
+
+def bad_input(folder):
+    packed = (TRACES / "opt13b_b8.csv.gz").read_bytes()
+    picture = (folder / "xmm-demo-out" / "clustered.png").read_bytes()
+    for name, data in {"cut.csv.gz": packed[:5000], "bad.csv": b"a,0,1,0,0\nb,1\n", "empty.csv": b"",
+                       "twice.csv.gz": gzip.compress(b"a,0,1,0,0\na,0,1,0,0\n"), "cut.png": picture[:5000],
+                       "text.png": b"no picture, a line of text"}.items():
+        (folder / name).write_bytes(data)
+    before = sorted(folder.rglob("*"))
+    for words, reason in [(["--trace", "none.csv"], "no such trace"), (["--trace", "cut.csv.gz"], "cut short"),
+                          (["--trace", "bad.csv"], "bad.csv:2: "), (["--trace", "empty.csv"], "no events"),
+                          (["--trace", "twice.csv.gz"], "twice.csv.gz:2: "), (["--picture", "none.png"], "none.png: "),
+                          (["--picture", "cut.png"], "cut.png: "), (["--picture", "text.png"], "not a PNG"),
+                          (["--policy", "no_such"], "there is no policy 'no_such'"),
+                          (["--clusters", "0"], "--clusters"), (["--device-bytes", "3"], "2 MiB"), (["--nonsense"], "--help"),
+                          (["--out", "bad.csv"], "bad.csv: ")]:
+        done = run(folder, "--quick", *(words if "--out" in words else [*words, "--out", "untouched"]))
+        expect(done.returncode == 1, f"{words}: exit code {done.returncode}", done)
+        expect(reason in done.stderr, f"{words}: '{reason}' is not said", done)
+        expect(sorted(folder.rglob("*")) == before, f"{words}: something was written")
+    done = run(folder, "--help")
+    expect(done.returncode == 0 and "--device-bytes" in done.stdout, "--help", done)
+
+
+with tempfile.TemporaryDirectory() as name:
+    quick_round(pathlib.Path(name))
+    own_files(pathlib.Path(name))
+    bad_input(pathlib.Path(name))
+print("xmm-demo --quick: pictures, report and errors as they should be")

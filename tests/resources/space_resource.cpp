@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/resources/space_resource.hpp>
+
+#include <cstring>
+
+#include <unistd.h>
+
+#include <doctest/doctest.h>
+
+#include "fake_space.hpp"
+
+using namespace xmm;
+using namespace xmm::literals;
+using test::fake_space;
+
+namespace {
+
+[[nodiscard]] bool is_in_memory(void* begin, std::size_t bytes) {
+    const auto os_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    std::vector<unsigned char> pages(bytes / os_page);
+    return ::mincore(begin, bytes, pages.data()) == 0 &&
+           std::ranges::all_of(pages, [](unsigned char page) { return (page & 1) != 0; });
+}
+
+}  // namespace
+
+TEST_CASE("space_resource: what is asked of the space") {
+    fake_space space;
+    unified_resource unified{space.port(), fake_space::device, 4_MiB};
+    CHECK(unified.node() == fake_space::device);
+    void* pointer = unified.allocate_sync(100, 16);
+    CHECK(space.last_request().bytes == 100);
+    CHECK(space.last_request().alignment == page_bytes);
+    CHECK(space.last_request().granule_bytes == 4_MiB);
+    CHECK(space.last_request().preferred == fake_space::device);
+    CHECK(space.last_request().fixed == no_node);
+    unified.deallocate_sync(pointer, 100, 16);
+
+    pointer = unified.allocate_sync(100, 8_MiB);
+    CHECK(space.last_request().alignment == 8_MiB);
+    unified.deallocate_sync(pointer, 100, 8_MiB);
+
+    CHECK(unified_resource{space.port()}.node() == any_host);
+
+    device_resource device{space.port(), fake_space::device};
+    pointer = device.allocate_sync(5_MiB);
+    CHECK(space.last_request().fixed == fake_space::device);
+    CHECK(space.last_request().preferred == no_node);
+    CHECK(device.usage().used == 6_MiB);
+    device.deallocate_sync(pointer, 5_MiB);
+    CHECK(device.usage().used == 0);
+}
+
+TEST_CASE("space_resource: a node that does not fit is refused at once") {
+    fake_space space;
+    CHECK_THROWS_AS((unified_resource{space.port(), node_id{9}}), std::invalid_argument);
+    CHECK_THROWS_AS((device_resource{space.port(), fake_space::host}), std::invalid_argument);
+    CHECK_THROWS_AS((device_resource{space.port(), node_id{9}}), std::invalid_argument);
+    CHECK_THROWS_AS((pinned_resource{space.port(), fake_space::device}), std::invalid_argument);
+    CHECK_NOTHROW((pinned_resource{space.port(), any_host}));
+}
+
+TEST_CASE("space_resource: given back on a queue, pages go once the queue has passed") {
+    fake_space space;
+    unified_resource unified{space.port()};
+    void* pointer = unified.allocate(space.stream(fake_space::queue_a), 100);
+    space.submit(fake_space::queue_a);
+    unified.deallocate(space.stream(fake_space::queue_a), pointer, 100);
+    CHECK(space.live_blocks() == 1);
+    static_cast<char*>(pointer)[99] = 1;  // work of the queue may still do that
+    space.complete(fake_space::queue_b);
+    CHECK(space.live_blocks() == 1);
+    space.complete(fake_space::queue_a);
+    CHECK(space.live_blocks() == 0);
+}
+
+TEST_CASE("space_resource: on a stream that is no queue of the space, the call waits") {
+    fake_space space;
+    unified_resource unified{space.port()};
+    void* pointer = unified.allocate_sync(100);
+    static int waits = 0;
+    waits = 0;
+    const stream_ref foreign{queue_id{}, &space, [](void* self, queue_id) noexcept -> status {
+                                 CHECK(static_cast<fake_space*>(self)->live_blocks() == 1);
+                                 ++waits;
+                                 return {};
+                             }};
+    unified.deallocate(foreign, pointer, 100);
+    CHECK(waits == 1);
+    CHECK(space.live_blocks() == 0);
+
+    // A queue that the space does not know is waited for as well.
+    pointer = unified.allocate_sync(100);
+    const stream_ref unknown{queue_id{99}, &space, [](void*, queue_id) noexcept -> status {
+                                 ++waits;
+                                 return fail(errc::device_lost, "gone");
+                             }};
+    unified.deallocate(unknown, pointer, 100);
+    CHECK(waits == 2);
+    CHECK(space.live_blocks() == 0);
+}
+
+TEST_CASE("space_resource: a block that the space keeps is not lost from sight") {
+    fake_space space;
+    unified_resource unified{space.port()};
+    void* pointer = unified.allocate_sync(100);
+    space.refuse_unmaps(true);
+    unified.deallocate_sync(pointer, 100);  // says so on stderr, does not throw
+    CHECK(space.live_blocks() == 1);
+    space.refuse_unmaps(false);
+    unified.deallocate_sync(pointer, 100);
+    CHECK(space.live_blocks() == 0);
+}
+
+TEST_CASE("pinned_resource: all pages exist when allocate returns, whatever the number of threads") {
+    fake_space space;
+    for (unsigned threads : {0U, 1U, 3U, 100U}) {
+        CAPTURE(threads);
+        pinned_resource pinned{space.port(), fake_space::host, {.touch = true, .threads = threads}};
+        const std::size_t bytes = 9_MiB;
+        void* pointer = pinned.allocate_sync(bytes);
+        CHECK(is_in_memory(pointer, bytes));
+        pinned.deallocate_sync(pointer, bytes);
+    }
+    pinned_resource lazy{space.port(), fake_space::host, {.touch = false}};
+    void* pointer = lazy.allocate_sync(9_MiB);
+    CHECK_FALSE(is_in_memory(pointer, 9_MiB));
+    lazy.deallocate_sync(pointer, 9_MiB);
+}
+
+TEST_CASE("space_resource: resources of one space and kind are equal, of different kinds are not") {
+    fake_space space;
+    unified_resource unified{space.port()};
+    pinned_resource pinned{space.port(), fake_space::host};
+    pinned_resource any{space.port()};
+    device_resource device{space.port(), fake_space::device};
+    CHECK_FALSE(unified.is_equal(static_cast<const resource_base&>(device)));
+    CHECK_FALSE(device.is_equal(static_cast<const resource_base&>(unified)));
+    CHECK_FALSE(static_cast<const memory_resource&>(unified) == pinned);
+    CHECK_FALSE(pinned == any);
+}

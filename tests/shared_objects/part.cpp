@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// part.cpp - a shared object that embeds xmm with hidden visibility, and what the program asks of it.
+#include "part.hpp"
+
+#define XMM_PART_EXPORT extern "C" __attribute__((visibility("default")))
+
+XMM_PART_EXPORT void part_look(part::view* to) { *to = part::look(); }
+
+// With this shared object's own code.
+XMM_PART_EXPORT int part_serve_a_page() {
+    part::page_of_sevens page;
+    const int got = page.start() ? page.touch() : -1;
+    page.stop();
+    return got;
+}
+
+XMM_PART_EXPORT int part_rearm() { return xmm::fault_trap::instance().rearm().is_ok() ? 1 : 0; }
+
+XMM_PART_EXPORT int part_is_service_thread() { return xmm::fault_trap::is_service_thread() ? 1 : 0; }
+
+// Used when the process ends, or the shared object is unloaded: the registry must still be there.
+namespace {
+struct at_exit {
+    ~at_exit() { xmm::registry::object<part::shared_object>().used.fetch_add(1); }
+} uses_at_exit;
+}  // namespace
