@@ -131,6 +131,7 @@ private:
     static void set_read_mostly_locked(granule& page) noexcept { page.is_read_mostly = true; }
 
     status discard(va_range range) noexcept {
+        space_.uses().retire_finished();  // pages of finished kernels are not in use
         for (address at = range.begin; at < range.end();) {
             address after = 0;
             granule* moving = nullptr;

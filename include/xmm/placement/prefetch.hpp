@@ -70,6 +70,7 @@ public:
     // The range is rounded outward to pages by the caller and mapped. Null when memory for the job is
     // lacking.
     [[nodiscard]] std::shared_ptr<prefetch_job> start(va_range range, place to) noexcept {
+        space_.uses().retire_finished();  // pages of finished kernels may move
         try {
             auto job = std::make_shared<prefetch_job>(range, to);
             std::lock_guard lock{lock_};
@@ -177,6 +178,7 @@ private:
             if (try_serve_locked(page, job.where_) || !can_bring_locked(page)) {
                 return;
             }
+            // A duplicated page has no single frame that could move: what comes is one more copy.
             const bool keeps_copy = page.current() == residency::duplicated ||
                                     (page.is_read_mostly && is_resident(page.current()));
             page.begin_transit_locked(true);
