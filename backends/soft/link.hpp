@@ -2,7 +2,8 @@
 // link.hpp - the wire between a host and a device: two lanes with a settable speed.
 //
 // Model    A lane carries one slice at a time. Time on it is virtual: a slice starts where the slice
-//          before ended, so a thread that woke late catches up; a lane that was idle starts at now.
+//          before ended or when it was asked for, whichever is later, so a thread that woke late catches
+//          up, and a lane that was idle starts when the next transfer came.
 //          The more urgent priority goes first between two slices; within one, first come first served.
 // Threads  Any. enter waits on a condition variable; nothing else is acquired under the lock.
 // Failure  None.
@@ -37,10 +38,10 @@ inline void sleep_until(std::uint64_t deadline_ns) noexcept {
 
 class lane {
 public:
-    // A gap up to this long between two transfers is taken for a late wake-up, not for an idle lane.
+    // A gap up to this long before a transfer was asked for is taken for a late wake-up of who asks.
     static constexpr std::uint64_t slack_ns = 2'000'000;
-    // Between the slices of one transfer only the machine can be late: it may catch up more.
-    static constexpr std::uint64_t slack_within_ns = 20'000'000;
+    // What was asked for and waits is late by the machine's fault: so much may be caught up.
+    static constexpr std::uint64_t most_late_ns = 20'000'000;
 
     explicit lane(std::uint64_t bytes_per_second) noexcept : bytes_per_second_{bytes_per_second} {}
 
@@ -52,18 +53,17 @@ public:
         return is_paced() ? std::clamp<std::size_t>(bytes_per_second_ / 2000, 4096, most) : most;
     }
 
-    // Takes the lane for one slice; returns when it will have passed the wire. `continues` says that
-    // it is not the first slice of its transfer.
-    [[nodiscard]] std::uint64_t enter(queue_priority priority, std::size_t bytes, bool continues) noexcept {
+    // Takes the lane for one slice; returns when it will have passed the wire. `asked_at`: since when
+    // nothing but the lane has kept it waiting.
+    [[nodiscard]] std::uint64_t enter(queue_priority priority, std::size_t bytes, std::uint64_t asked_at) noexcept {
         const auto mine = static_cast<std::size_t>(priority);
         std::unique_lock hold{mutex_};
         const std::uint64_t number = arrived_[mine]++;
         turn_.wait(hold, [&] { return !is_busy_ && served_[mine] == number && !is_outranked(mine); });
         ++served_[mine];
         is_busy_ = true;
-        const std::uint64_t now = now_ns();
-        const std::uint64_t slack = continues ? slack_within_ns : slack_ns;
-        const std::uint64_t start = now > free_at_ + slack ? now : free_at_;
+        const std::uint64_t came_at = asked_at > free_at_ + slack_ns ? asked_at : free_at_;
+        const std::uint64_t start = std::max(came_at, now_ns() - most_late_ns);
         free_at_ = start + bytes * 1'000'000'000u / bytes_per_second_;
         return free_at_;
     }
@@ -78,9 +78,10 @@ public:
     // The slice has passed: kernels that reached over the link without a copy.
     void charge(queue_priority priority, std::size_t bytes) noexcept {
         count(bytes);
-        for (bool continues = false; is_paced() && bytes > 0; continues = true) {
+        for (std::uint64_t asked_at = now_ns(); is_paced() && bytes > 0;) {
             const std::size_t some = std::min(bytes, slice_bytes());
-            sleep_until(enter(priority, some, continues));
+            asked_at = enter(priority, some, asked_at);
+            sleep_until(asked_at);
             leave();
             bytes -= some;
         }

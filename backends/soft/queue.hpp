@@ -26,6 +26,7 @@ struct operation {
     bool is_first = false;  // of its call
     bool is_last = false;
     operation* after = nullptr;
+    std::uint64_t asked_at = 0;  // when it was submitted
     va_range to;     // copy, zero
     address from = 0;
     ticket point;  // await
@@ -132,8 +133,10 @@ public:
             if (!slab_.has(count)) {
                 return fail(errc::no_memory, "too much work waits in one queue");
             }
+            const std::uint64_t now = now_ns();
             for (std::size_t i = 0; i < count; ++i) {
                 operation* one = slab_.take();
+                one->asked_at = now;
                 one->is_first = i == 0;
                 one->is_last = i + 1 == count;
                 fill(i, *one);
@@ -243,16 +246,23 @@ private:
     }
 
     [[nodiscard]] bool perform(operation& one) noexcept {
+        if (one.what == operation::kind::copy) {
+            move_bytes(one);
+            return true;
+        }
+        const bool is_kept = perform_here(one);
+        ready_at_ = now_ns();
+        return is_kept;
+    }
+    [[nodiscard]] bool perform_here(operation& one) noexcept {
         using enum operation::kind;
         switch (one.what) {
-            case copy: move_bytes(one); return true;
             case zero: std::memset(to_pointer(one.to.begin), 0, one.to.bytes); return true;
             case await: around_.await(around_.driver, one.point); return true;
             case call: one.fn(one.context); return true;
             case launch: return pool_->execute(*one.body);
-            case nothing: return true;
+            default: return true;
         }
-        return true;
     }
 
     void move_bytes(const operation& one) noexcept {
@@ -270,6 +280,8 @@ private:
                 latency_ns_ = std::max(latency_ns_, end->options().link_latency_ns);
             }
         }
+        // Once what stood in the queue before it was over, it waited for the link alone.
+        std::uint64_t asked_at = std::max(one.asked_at, ready_at_);
         for (std::size_t done = 0; done < one.to.bytes;) {
             std::size_t some = one.to.bytes - done;
             for (lane* way : {out, in}) {
@@ -279,8 +291,7 @@ private:
             for (lane* way : {out, in}) {
                 if (way != nullptr) {
                     way->count(some);
-                    const bool continues = done > 0 || !one.is_first;
-                    passed = way->is_paced() ? std::max(passed, way->enter(priority_, some, continues)) : passed;
+                    passed = way->is_paced() ? std::max(passed, way->enter(priority_, some, asked_at)) : passed;
                 }
             }
             std::memcpy(to_pointer(one.to.begin + done), to_pointer(one.from + done), some);
@@ -291,10 +302,13 @@ private:
                 }
             }
             passed_at_ = std::max(passed_at_, passed);
+            asked_at = passed_at_;
             done += some;
         }
+        ready_at_ = passed_at_ != 0 ? passed_at_ : now_ns();
         if (one.is_last && latency_ns_ != 0) {
-            sleep_until((passed_at_ != 0 ? passed_at_ : now_ns()) + latency_ns_);
+            ready_at_ += latency_ns_;
+            sleep_until(ready_at_);
         }
     }
 
@@ -319,6 +333,7 @@ private:
     std::atomic<std::uint64_t> lost_from_{never};
     std::uint64_t passed_at_ = 0;  // the worker's, for the call at hand, as is the next
     std::uint64_t latency_ns_ = 0;
+    std::uint64_t ready_at_ = 0;   // the worker's: when the operation before was over
 };
 
 }  // namespace xmm::soft

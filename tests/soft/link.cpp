@@ -67,7 +67,7 @@ TEST_CASE("an unlimited lane counts and does not wait") {
 
 TEST_CASE("the more urgent goes first, then who came first") {
     soft::lane lane{1'000'000'000};
-    (void)lane.enter(queue_priority::normal, 1, false);
+    (void)lane.enter(queue_priority::normal, 1, soft::now_ns());
     std::mutex lock;
     std::vector<int> order;
     std::vector<std::thread> threads;

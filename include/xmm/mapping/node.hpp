@@ -16,6 +16,7 @@
 #include <xmm/mapping/granule.hpp>
 #include <xmm/mapping/ledger.hpp>
 #include <xmm/mapping/page_list.hpp>
+#include <xmm/os/futex.hpp>
 
 namespace xmm {
 
@@ -54,6 +55,8 @@ struct node {
     std::array<queue_id, queue_count> queues{};  // (C)  a device's; hosts have none
     frame_pool pool;
     page_list active;
+    // (A) whose turn it is to fill the quiet queues, in and out: 1 while one mover does.
+    std::array<detail::futex_word, 2> quiet_turns{};
     // (A) reclaims under way, and how many have ended: who finds no victim waits for those of others.
     std::atomic<std::uint32_t> reclaims{0};
     std::atomic<std::uint32_t> reclaims_ended{0};

@@ -271,26 +271,28 @@ private:
         }
     }
 
-    // About a millisecond of link time at once, two in flight: so a fault finds the link free soon, and
-    // once somebody waits for a page of this lane, what is left goes down the urgent queue.
+    // One mover at a time fills a quiet queue, in chunks of about a millisecond of link time, three in
+    // flight: so a fault finds the link free soon. Once somebody waits for a page of this lane, or while
+    // others have the turn, what is left goes down the urgent queue.
     void copy_quietly(lane& one) noexcept {
         const std::size_t chunk = chunk_bytes(*one.at);
-        std::array<ticket, 2> in_flight{};
-        unsigned turn = 0;
+        const bool has_turn = take_turn(one);
+        std::array<ticket, 3> in_flight{};
+        unsigned oldest = 0;
         for (unsigned i = 0; i < one.count; ++i) {
             piece left = one.pieces[i];
             while (!left.to.is_empty()) {
-                const bool is_awaited = one.is_awaited();
+                const bool is_awaited = !has_turn || one.is_awaited();
                 const std::size_t bytes = is_awaited ? left.to.bytes : std::min(chunk, left.to.bytes);
                 const piece next{{left.to.begin, bytes}, {left.from.begin, bytes}};
                 left = {{left.to.begin + bytes, left.to.bytes - bytes},
                         {left.from.begin + bytes, left.from.bytes - bytes}};
-                status outcome = one.at->driver.wait(in_flight[turn]);
+                status outcome = one.at->driver.wait(in_flight[oldest]);
                 if (outcome) {
                     auto point = one.at->driver.memcpy(is_awaited ? one.urgent : one.quiet, {&next, 1});
                     outcome = point ? status{} : point.error();
-                    in_flight[turn] = point ? *point : ticket{};
-                    turn ^= 1u;
+                    in_flight[oldest] = point ? *point : ticket{};
+                    oldest = (oldest + 1) % in_flight.size();
                 }
                 if (!outcome) {
                     one.owners[i]->outcome = outcome;
@@ -298,9 +300,40 @@ private:
                 }
             }
         }
+        // Before the last chunks have passed, so that the next mover's follow without a gap.
+        if (has_turn) {
+            give_turn(one);
+        }
         for (ticket point : in_flight) {
             settle(one, one.at->driver.wait(point));
         }
+    }
+    static detail::futex_word& turn_of(lane& one) noexcept {
+        return one.at->quiet_turns[one.quiet == one.at->queues[node::quiet_in] ? 0 : 1];
+    }
+    // False if a page of the lane is awaited: then it does not wait for its turn.
+    static bool take_turn(lane& one) noexcept {
+        detail::futex_word& turn = turn_of(one);
+        for (;;) {
+            if (one.is_awaited()) {
+                return false;
+            }
+            std::uint32_t nobody = 0;
+            // acquire, and release in give_turn: a pair, though nothing but the turn hangs on it.
+            if (turn.compare_exchange_strong(nobody, 1, std::memory_order_acquire)) {
+                return true;
+            }
+            // Looks up now and then, since who waits for a page does not know of turns.
+            timespec now{};
+            ::clock_gettime(CLOCK_MONOTONIC, &now);
+            const auto now_ns = static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u +
+                                static_cast<std::uint64_t>(now.tv_nsec);
+            detail::futex_wait_until(turn, 1, now_ns + 200'000);
+        }
+    }
+    static void give_turn(lane& one) noexcept {
+        turn_of(one).store(0, std::memory_order_release);
+        detail::futex_wake(turn_of(one), 1);
     }
     static std::size_t chunk_bytes(const node& device) noexcept {
         const std::uint64_t rate = device.about.link_in_bytes_per_second;
