@@ -77,7 +77,7 @@ TEST_CASE("the more urgent goes first, then who came first") {
                                                        {3, queue_priority::urgent}};
     for (const auto& [name, priority] : arrivals) {
         threads.emplace_back([&, name = name, priority = priority] {
-            (void)lane.enter(priority, 1, false);
+            (void)lane.enter(priority, 1, soft::now_ns());
             with(lock, [&] { order.push_back(name); });
             lane.leave();
         });
