@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the tree share: its headers, the compilers of this machine, running and skipping."""
+import functools
 import os
 import pathlib
 import re
@@ -57,6 +58,7 @@ def second_compiler(first):
     return next((n for n in names if shutil.which(n) and version_of(n) >= oldest), None)
 
 
+@functools.cache
 def flags_of_hwloc(what):
     return must(["pkg-config", what, "hwloc"]).split()
 

@@ -54,6 +54,9 @@ struct node {
     std::array<queue_id, queue_count> queues{};  // (C)  a device's; hosts have none
     frame_pool pool;
     page_list active;
+    // (A) reclaims under way, and how many have ended: who finds no victim waits for those of others.
+    std::atomic<std::uint32_t> reclaims{0};
+    std::atomic<std::uint32_t> reclaims_ended{0};
 
     counter faults, faults_coalesced, first_touches, bytes_in, bytes_out, bytes_zeroed, mapped_in_place,
         prefetched_bytes, reclaimed_bytes, copies_dropped, moves_given_up;

@@ -171,10 +171,13 @@ private:
         const bool duplicates = page.is_read_mostly && !has_write(state.wanted);
         const bool comes = prefers_this || (!prefers_host && (duplicates || choose(page, state, false) ==
                                                                                placement_choice::on_device));
-        if (!comes && can_map) {
+        // Another device may be using the host's frame and unable to lose it.
+        const bool can_leave = can_move_from_home_locked(page);
+        if (can_map && (!comes || !can_leave)) {
             return map_in_place_locked(page, state);
         }
-        return begin_move_locked(page, state.from.slot, duplicates);
+        return can_leave ? begin_move_locked(page, state.from.slot, duplicates)
+                         : step{.kind = step::await_uses, .va = page.va};
     }
 
     step look_at_device_page_locked(granule& page, attempt& state) noexcept {

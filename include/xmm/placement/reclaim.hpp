@@ -2,9 +2,10 @@
 // reclaim.hpp - win back frames when a node runs low.
 //
 // Model    A frame is taken from the pool, or created, or won from the oldest mapped pages of the node:
-//          clean copies are dropped, the rest is demoted to the nearest host, 32 MiB or one granule at a
-//          time. Demoted pages get no CPU mapping until the CPU touches them. Pinned, fixed, held and moving
-//          pages are passed by, and used ones where the device cannot move under access.
+//          clean copies are dropped, the rest is demoted to the nearest host, 32 MiB (of small nodes an
+//          eighth) or one granule at a time. Demoted pages get no CPU mapping until the CPU touches
+//          them. Pinned, fixed, held and moving pages are passed by, and used ones where the device
+//          cannot move under access.
 // Threads  Any number at once; each takes victims of its own.
 // Failure  no_memory when nothing is left to take; the pages are as before.
 #pragma once
@@ -12,6 +13,15 @@
 #include <xmm/placement/move.hpp>
 
 namespace xmm {
+
+// Why a node had no frame for somebody.
+struct shortage {
+    node_id node = no_node;
+    std::size_t bytes = 0;  // asked for
+    std::size_t used = 0;   // by this process then
+    std::size_t limit = 0;
+    const char* cause = "";
+};
 
 class reclaimer {
 public:
@@ -24,15 +34,29 @@ public:
         // The driver may refuse what the ledger allows; a bound keeps two rivals from passing one
         // frame to and fro for ever.
         for (unsigned attempt = 0; attempt < 64; ++attempt) {
+            // acquire: pairs with the release in reclaim; read before the pool is asked.
+            const std::uint32_t ended = from.reclaims_ended.load(std::memory_order_acquire);
             result<frame_record*> taken = from.pool.take(bytes);
             if (taken || taken.code() != errc::no_memory) {
                 return taken;
             }
-            if (reclaim(from, std::max(batch_bytes, bytes)) == 0) {
+            // Of a small node no large part at once: what came last would go with the rest.
+            const std::size_t wanted = std::max(bytes, std::min(batch_bytes, from.book->limit() / 8));
+            if (reclaim(from, wanted) == 0 && !await_others(from, ended)) {
                 break;
             }
         }
-        return from.pool.take(bytes);
+        result<frame_record*> taken = from.pool.take(bytes);
+        if (!taken) {
+            const shortage now{from.id, bytes, from.book->used(), from.book->limit(), taken.error().why};
+            with(shortage_lock_, [&] { last_shortage_ = now; });
+        }
+        return taken;
+    }
+    // The last time that obtain found nothing; node no_node: never.
+    [[nodiscard]] shortage last_shortage() const noexcept {
+        std::lock_guard guard{shortage_lock_};
+        return last_shortage_;
     }
 
     // A frame for pages that leave a device: on the nearest host, else on any.
@@ -52,20 +76,12 @@ public:
 
     // Frees about that many bytes of the node's frames into its pool; returns how many.
     std::size_t reclaim(node& from, std::size_t wanted) noexcept {
-        std::size_t won = 0;
-        while (won < wanted) {
-            std::array<granule*, max_batch> victims;
-            const unsigned count = take_victims(from, wanted - won, victims);
-            if (count == 0) {
-                break;
-            }
-            const std::size_t more = free_victims(from, {victims.data(), count});
-            if (more == 0) {
-                break;  // the hosts are full, too
-            }
-            won += more;
-        }
-        from.reclaimed_bytes.add(won);
+        from.reclaims.fetch_add(1, std::memory_order_relaxed);  // relaxed: see await_others
+        const std::size_t won = reclaim_counted(from, wanted);
+        from.reclaims.fetch_sub(1, std::memory_order_relaxed);
+        // release: pairs with the acquire in obtain; the frames won are in the pool.
+        from.reclaims_ended.fetch_add(1, std::memory_order_release);
+        detail::futex_wake(from.reclaims_ended, INT32_MAX);
         return won;
     }
 
@@ -88,6 +104,39 @@ public:
     }
 
 private:
+    std::size_t reclaim_counted(node& from, std::size_t wanted) noexcept {
+        space_.uses().retire_finished();  // pages of finished kernels may go
+        std::size_t won = 0;
+        while (won < wanted) {
+            std::array<granule*, max_batch> victims;
+            const unsigned count = take_victims(from, wanted - won, victims);
+            if (count == 0) {
+                break;
+            }
+            const std::size_t more = free_victims(from, {victims.data(), count});
+            if (more == 0) {
+                break;  // the hosts are full, too
+            }
+            won += more;
+        }
+        from.reclaimed_bytes.add(won);
+        return won;
+    }
+    // The last victims may be in others' hands, which is no lack of frames. True: look again.
+    static bool await_others(node& from, std::uint32_t ended) noexcept {
+        // Ours has ended since `ended` was read. Others wait for nobody on this node: they lead to the host.
+        const std::uint32_t now = from.reclaims_ended.load(std::memory_order_acquire);
+        if (now - ended > 1) {
+            return true;
+        }
+        // relaxed: one that is missed here has ended by now, and the caller asks the pool once more.
+        if (from.reclaims.load(std::memory_order_relaxed) == 0) {
+            return false;
+        }
+        detail::futex_wait(from.reclaims_ended, now);
+        return true;
+    }
+
     unsigned take_victims(node& from, std::size_t wanted, std::array<granule*, max_batch>& victims) noexcept {
         unsigned count = 0;
         std::size_t bytes = 0;
@@ -173,6 +222,8 @@ private:
 
     address_space& space_;
     mover& moves_;
+    mutable ranked_mutex<lock_rank::leaf> shortage_lock_;
+    shortage last_shortage_;  // guarded by shortage_lock_
 };
 
 }  // namespace xmm

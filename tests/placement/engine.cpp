@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/placement/engine.hpp>
+
+#include "../facade/rig.hpp"
+
+using namespace xmm;
+using namespace xmm::test;
+
+namespace {
+
+std::unique_ptr<soft::driver> driver_of(std::vector<soft::device_options> devices) {
+    auto made = xmm::detail::make_soft_driver(devices, machine_topology());
+    REQUIRE(made);
+    return std::move(*made);
+}
+
+}  // namespace
+
+TEST_CASE("engine: two spaces over one driver keep to themselves, and share the budget") {
+    auto driver = driver_of({device_of(16_MiB)});
+    auto a = space::create_on(*driver);
+    auto b = space::create_on(*driver);
+    REQUIRE(a);
+    REQUIRE(b);
+    const node_id device = a->devices()[0];
+    CHECK(b->devices()[0] == device);
+    auto* in_a = static_cast<std::uint64_t*>(*a->map(16_MiB, {.granule_bytes = 2_MiB}));
+    auto* in_b = static_cast<std::uint64_t*>(*b->map(16_MiB, {.granule_bytes = 2_MiB}));
+    CHECK(!a->contains(in_b));
+    CHECK(b->advise(device, in_a, 8, advice::cold).code == errc::not_mapped);
+    CHECK(b->unmap(in_a).code == errc::not_mapped);
+    fill<std::uint64_t>(in_a, 16_MiB, 1);
+    fill<std::uint64_t>(in_b, 16_MiB, 2);
+    REQUIRE(a->make_resident(in_a, 16_MiB, device));
+    CHECK(a->usage(device)->used == 16_MiB);
+    CHECK(b->usage(device)->used == 16_MiB);
+    // Nothing of b's own is there to reclaim: it works over the link.
+    auto line = b->make_queue(device);
+    REQUIRE(line);
+    std::size_t wrong = 1;
+    const device_view<const std::uint64_t> view{in_b, 16_MiB / 8};
+    auto point = launch(*line, {reads(in_b, 16_MiB)}, [&](soft::stream& s) {
+        return s.run([&wrong, view] {
+            wrong = 0;
+            view.for_each_span(0, view.size(), [&](std::span<const std::uint64_t> some, std::size_t first) {
+                for (std::size_t i = 0; i < some.size(); ++i) {
+                    wrong += some[i] != 2 + first + i ? 1 : 0;
+                }
+            });
+        });
+    });
+    REQUIRE(point);
+    CHECK(line->wait(*point));
+    CHECK(wrong == 0);
+    // Between spaces: each is plain memory to the other.
+    REQUIRE(a->copy(in_a, in_b, 4_MiB));
+    CHECK(count_wrong<std::uint64_t>(in_a, 4_MiB, 2) == 0);
+    CHECK(count_wrong<std::uint64_t>(in_a + 4_MiB / 8, 12_MiB, 1 + 4_MiB / 8) == 0);
+    CHECK(a->is_valid());
+    CHECK(b->is_valid());
+}
+
+TEST_CASE("engine: a second driver in one space") {
+    auto first = driver_of({device_of(16_MiB)});
+    auto second = driver_of({device_of(16_MiB)});
+    auto made = space::create_on(*first);
+    REQUIRE(made);
+    auto* early = static_cast<std::uint64_t*>(*made->map(8_MiB, {.granule_bytes = 2_MiB}));
+    fill<std::uint64_t>(early, 8_MiB, 1);
+    REQUIRE(made->attach(*second));
+    CHECK(made->attach(*second).code == errc::busy);
+    CHECK(made->attach(*first).code == errc::busy);
+    REQUIRE(made->devices().size() == 2);
+    auto* late = static_cast<std::uint64_t*>(*made->map(8_MiB, {.granule_bytes = 2_MiB}));
+    fill<std::uint64_t>(late, 8_MiB, 2);
+    for (node_id to : {made->devices()[1], made->devices()[0], made->devices()[1]}) {
+        for (auto* data : {early, late}) {
+            REQUIRE(made->make_resident(data, 8_MiB, to));
+            CHECK(made->residency_of(data).value() == to);
+        }
+    }
+    auto line = made->make_queue(made->devices()[1]);
+    REQUIRE(line);
+    const device_view<std::uint64_t> view{early, 1};
+    auto point = launch(*line, {reads_writes(early, 8)}, [&](soft::stream& s) {
+        return s.run([view] { view.store(0, view.load(0) + 10); });
+    });
+    REQUIRE(point);
+    CHECK(line->wait(*point));
+    CHECK(early[0] == 11);
+    CHECK(count_wrong<std::uint64_t>(late, 8_MiB, 2) == 0);
+    REQUIRE(made->copy(late, early, 8_MiB));
+    CHECK(late[0] == 11);
+    CHECK(made->unmap(early));
+    CHECK(made->is_valid());
+}
+
+TEST_CASE("engine: three devices pass a page around") {
+    rig r{{device_of(16_MiB), device_of(16_MiB), device_of(16_MiB)}};
+    auto* data = r.map(6_MiB);
+    for (unsigned round = 0; round < 9; ++round) {
+        const unsigned device = round % 3;
+        r.fill_on_device<std::uint64_t>(data, 6_MiB, round, device);
+        CHECK(r.home(data) == r.device(device));
+        CHECK(r.count_wrong_on_device<std::uint64_t>(data, 6_MiB, round, (device + 1) % 3) == 0);
+        CHECK(r.mapped(data, r.device(device)) == access::none);
+    }
+    CHECK(count_wrong<std::uint64_t>(data, 6_MiB, 8) == 0);
+    CHECK(r.home(data) == r.host());
+}
+
+TEST_CASE("engine: read-mostly copies on three devices, and one writer") {
+    rig r{{device_of(16_MiB), device_of(16_MiB), device_of(16_MiB)}};
+    auto* data = r.map(2_MiB, {.granule_bytes = 2_MiB, .is_read_mostly = true});
+    data[0] = 1;
+    for (unsigned device = 0; device < 3; ++device) {
+        CHECK(r.read_on_device(data, device) == 1);
+    }
+    for (unsigned device = 0; device < 3; ++device) {
+        CHECK(r.has_frame(data, r.device(device)));
+    }
+    r.write_on_device<std::uint64_t>(data, 2, 1);
+    CHECK(r.state(data) == residency::on_device);
+    CHECK(r.home(data) == r.device(1));
+    CHECK(r.read_on_device(data, 0) == 2);
+    CHECK(r.read_on_device(data, 2) == 2);
+    CHECK(data[0] == 2);
+}
+
+TEST_CASE("engine: destroyed while its prefetches run") {
+    auto slow = device_of(32_MiB);
+    slow.link_in_bytes_per_second = 200'000'000;
+    auto made = space::create_soft({slow});
+    REQUIRE(made);
+    auto* data = static_cast<char*>(*made->map(24_MiB, {.granule_bytes = 2_MiB}));
+    std::memset(data, 1, 24_MiB);
+    CHECK(made->advise_async(made->devices()[0], data, 24_MiB, advice::will_need));
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/placement/reclaim.hpp>
+
+#include "../facade/rig.hpp"
+
+using namespace xmm;
+using namespace xmm::test;
+
+TEST_CASE("reclaim: a lowered budget demotes pages at once, with their contents") {
+    rig r;
+    auto* data = r.map(16_MiB);
+    r.fill_on_device<std::uint64_t>(data, 16_MiB, 1);
+    REQUIRE(r.of().set_budget(r.device(), 6_MiB));
+    CHECK(r.usage(r.device()).used <= 6_MiB);
+    CHECK(r.usage(r.device()).limit == 6_MiB);
+    CHECK(r.state(data) == residency::on_host);  // the oldest went
+    CHECK(r.state(page_of(data, 7)) == residency::on_device);
+    CHECK(r.of().is_valid());
+    CHECK(count_wrong<std::uint64_t>(data, 16_MiB, 1) == 0);
+    REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
+    CHECK(r.usage(r.device()).limit == 32_MiB);
+}
+
+TEST_CASE("reclaim: free frames go first when the budget is lowered") {
+    rig r;
+    auto* data = r.map(8_MiB);
+    r.fill_on_device<std::uint64_t>(data, 8_MiB, 1);
+    REQUIRE(r.of().advise(r.device(), data, 4_MiB, advice::dont_need));
+    CHECK(r.usage(r.device()).free_frames == 4_MiB);
+    REQUIRE(r.of().set_budget(r.device(), 4_MiB));
+    CHECK(r.usage(r.device()).used == 4_MiB);
+    CHECK(r.usage(r.device()).free_frames == 0);
+    CHECK(r.state(page_of(data, 2)) == residency::on_device);
+    CHECK(r.state(page_of(data, 3)) == residency::on_device);
+}
+
+TEST_CASE("reclaim: pinned pages keep a node above its budget") {
+    rig r;
+    auto* data = r.map(8_MiB);
+    REQUIRE(r.of().advise(r.device(), data, 4_MiB, advice::pin));
+    CHECK(r.of().set_budget(r.device(), 2_MiB).code == errc::busy);
+    CHECK(r.state(data) == residency::on_device);
+    CHECK(r.usage(r.device()).used == 4_MiB);
+    REQUIRE(r.of().advise(r.device(), data, 4_MiB, advice::unpin));
+    CHECK(r.of().set_budget(r.device(), 2_MiB));
+    CHECK(r.usage(r.device()).used <= 2_MiB);
+}
+
+TEST_CASE("reclaim: the page mapped longest ago goes first, whatever its address") {
+    rig r;
+    REQUIRE(r.of().set_budget(r.device(), 8_MiB));
+    auto* data = r.map(16_MiB);
+    for (std::size_t page : {3u, 1u, 2u, 0u}) {
+        r.write_on_device<std::uint64_t>(page_of(data, page), page);
+    }
+    auto& engine = r.of().state().engine;
+    xmm::node& device = *r.of().state().core.find_node(r.device());
+    CHECK(engine.frames.reclaim(device, 1) == 2_MiB);
+    CHECK(r.state(page_of(data, 3)) == residency::on_host);
+    CHECK(engine.frames.reclaim(device, 2_MiB) == 2_MiB);
+    CHECK(r.state(page_of(data, 1)) == residency::on_host);
+    CHECK(r.state(page_of(data, 2)) == residency::on_device);
+    CHECK(r.state(page_of(data, 0)) == residency::on_device);
+}
+
+TEST_CASE("reclaim: cold pages go first") {
+    rig r;
+    auto* data = r.map(8_MiB);
+    for (std::size_t page : {0u, 1u, 2u, 3u}) {
+        r.write_on_device<std::uint64_t>(page_of(data, page), page);
+    }
+    REQUIRE(r.of().advise(r.device(), page_of(data, 2), 1, advice::cold));
+    auto& engine = r.of().state().engine;
+    xmm::node& device = *r.of().state().core.find_node(r.device());
+    CHECK(engine.frames.reclaim(device, 1) == 2_MiB);
+    CHECK(r.state(page_of(data, 2)) == residency::on_host);
+    CHECK(r.state(data) == residency::on_device);
+}
+
+TEST_CASE("reclaim: will_need moves to the recent end") {
+    rig r;
+    auto* data = r.map(8_MiB);
+    for (std::size_t page : {0u, 1u, 2u}) {
+        r.write_on_device<std::uint64_t>(page_of(data, page), page);
+    }
+    REQUIRE(r.of().advise(r.device(), data, 1, advice::will_need));
+    auto& engine = r.of().state().engine;
+    xmm::node& device = *r.of().state().core.find_node(r.device());
+    CHECK(engine.frames.reclaim(device, 1) == 2_MiB);
+    CHECK(r.state(page_of(data, 1)) == residency::on_host);
+    CHECK(r.state(data) == residency::on_device);
+}
+
+TEST_CASE("reclaim: a full host keeps pages where they are") {
+    rig r{{device_of(8_MiB)}};
+    auto* data = r.map(8_MiB);
+    r.fill_on_device<std::uint64_t>(data, 8_MiB, 3);
+    const std::size_t held = r.usage(r.host()).used;
+    static_cast<void>(r.of().set_budget(r.host(), held));
+    auto& engine = r.of().state().engine;
+    xmm::node& device = *r.of().state().core.find_node(r.device());
+    CHECK(engine.frames.reclaim(device, 2_MiB) == 0);
+    for (std::size_t page = 0; page < 4; ++page) {
+        CHECK(r.state(page_of(data, page)) == residency::on_device);
+        CHECK(!r.inspect(page_of(data, page), [](granule& one) { return one.is_moving(); }));
+    }
+    CHECK(r.of().is_valid());
+    REQUIRE(r.of().set_budget(r.host(), SIZE_MAX));
+    CHECK(engine.frames.reclaim(device, 2_MiB) >= 2_MiB);  // they are still on the list
+    CHECK(count_wrong<std::uint64_t>(data, 8_MiB, 3) == 0);
+}
+
+TEST_CASE("reclaim: from a host only clean copies can go") {
+    rig r;
+    auto* data = r.map(4_MiB, {.granule_bytes = 2_MiB, .is_read_mostly = true});
+    r.fill_on_device<std::uint64_t>(data, 2_MiB, 1);
+    CHECK(data[0] == 1);  // a copy on the host, home on the device
+    REQUIRE(r.state(data) == residency::duplicated);
+    page_of(data, 1)[0] = 5;
+    auto& engine = r.of().state().engine;
+    xmm::node& host = r.of().state().core.at_slot(0);
+    CHECK(engine.frames.reclaim(host, 32_MiB) == 2_MiB);
+    CHECK(r.state(data) == residency::on_device);
+    CHECK(r.mapped(data, r.host()) == access::none);
+    CHECK(r.state(page_of(data, 1)) == residency::on_host);
+    CHECK(data[1] == 2);
+}
+
+TEST_CASE("reclaim: the home of a duplicated page goes, a copy becomes the home") {
+    rig r;
+    auto* data = r.map(2_MiB, {.granule_bytes = 2_MiB, .is_read_mostly = true});
+    r.write_on_device<std::uint64_t>(data, 6);
+    CHECK(data[0] == 6);
+    REQUIRE(r.home(data) == r.device());
+    REQUIRE(r.of().set_budget(r.device(), 0));
+    CHECK(r.state(data) == residency::on_host);
+    CHECK(r.counters(r.device()).copies_dropped == 1);
+    CHECK(r.counters(r.device()).bytes_out == 2_MiB);  // the copy made for the reader; none now
+    CHECK(data[0] == 6);
+}
+
+TEST_CASE("reclaim: frames of different sizes make room for one another") {
+    rig r{{device_of(16_MiB)}};
+    auto* small = r.map(16_MiB, {.granule_bytes = 2_MiB});
+    auto* large = r.map(24_MiB, {.granule_bytes = 8_MiB});
+    r.fill_on_device<std::uint64_t>(small, 16_MiB, 1);
+    r.fill_on_device<std::uint64_t>(large, 24_MiB, 2);
+    CHECK(r.count_wrong_on_device<std::uint64_t>(small, 16_MiB, 1) == 0);
+    CHECK(r.count_wrong_on_device<std::uint64_t>(large, 24_MiB, 2) == 0);
+    CHECK(r.usage(r.device()).used <= 16_MiB);
+    CHECK(r.counters(r.device()).mapped_in_place == 0);
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/placement/transfer.hpp>
+
+#include <functional>
+
+#include "../facade/rig.hpp"
+
+using namespace xmm;
+using namespace xmm::test;
+
+namespace {
+
+// Bytes that tell where they come from.
+unsigned char byte_at(std::size_t i, unsigned seed) {
+    return static_cast<unsigned char>(i * 7 + i / 251 + i / page_bytes * 13 + seed);
+}
+
+constexpr std::size_t area_bytes = 12_MiB;  // 4 MiB granules and more than one of them
+
+// One kind of memory, 12 MiB of it, filled with a pattern through whoever reaches it.
+struct area {
+    std::string kind;
+    std::function<unsigned char*(rig&)> make;
+    bool is_plain = false;
+};
+
+unsigned char* map_area(rig& r, map_options wanted = {}) {
+    wanted.granule_bytes = 4_MiB;
+    return r.map<unsigned char>(area_bytes, wanted);
+}
+
+const std::vector<area>& areas() {
+    static const std::vector<area> all{
+        {"plain", [](rig&) { return static_cast<unsigned char*>(std::calloc(1, area_bytes)); }, true},
+        {"on host",
+         [](rig& r) {
+             auto* data = map_area(r);
+             std::memset(data, 1, area_bytes);
+             return data;
+         }},
+        {"on device",
+         [](rig& r) {
+             auto* data = map_area(r);
+             REQUIRE(r.of().make_resident(data, area_bytes, r.device()));
+             return data;
+         }},
+        {"duplicated",
+         [](rig& r) {
+             auto* data = map_area(r, {.is_read_mostly = true});
+             std::memset(data, 1, area_bytes);
+             REQUIRE(r.of().advise(r.device(), data, area_bytes, advice::will_need));
+             REQUIRE(r.state(data) == residency::duplicated);
+             return data;
+         }},
+        {"untouched", [](rig& r) { return map_area(r); }},
+        {"fixed on device", [](rig& r) { return map_area(r, {.fixed = r.device()}); }},
+        {"fixed on host", [](rig& r) { return map_area(r, {.fixed = r.host()}); }},
+        {"pinned on host",
+         [](rig& r) {
+             auto* data = map_area(r);
+             REQUIRE(r.of().advise(r.host(), data, area_bytes, advice::pin));
+             return data;
+         }},
+        {"mixed",
+         [](rig& r) {
+             auto* data = map_area(r);
+             data[0] = 1;
+             REQUIRE(r.of().make_resident(data + 4_MiB, 1, r.device()));
+             return data;
+         }},
+    };
+    return all;
+}
+
+struct stretch {
+    std::size_t to, from, bytes;
+};
+constexpr stretch stretches[] = {
+    {0, 0, 1},
+    {1, 2, 2},
+    {3, 4095, 4095},
+    {2_MiB - 1, 5, 2},
+    {4_MiB - 3, 7, 2_MiB + 1},
+    {17, 4_MiB - 9, 8_MiB - 1},
+    {0, 0, area_bytes},
+};
+
+}  // namespace
+
+TEST_CASE("transfer: every pair of kinds of memory, at odd offsets and sizes") {
+    rig r{{device_of(64_MiB)}};
+    std::vector<unsigned char> pattern(area_bytes), expected(area_bytes), got(area_bytes);
+    for (std::size_t i = 0; i < area_bytes; ++i) {
+        pattern[i] = byte_at(i, 3);
+    }
+    for (const area& source : areas()) {
+        for (const area& target : areas()) {
+            CAPTURE(source.kind);
+            CAPTURE(target.kind);
+            unsigned char* from = source.make(r);
+            unsigned char* to = target.make(r);
+            // An untouched source stays so: it reads as zero.
+            const bool is_zero = source.kind == "untouched";
+            if (!is_zero) {
+                REQUIRE(r.of().copy(from, pattern.data(), area_bytes));
+            }
+            REQUIRE(r.of().copy(got.data(), to, area_bytes));
+            expected = got;
+            for (const stretch& one : stretches) {
+                REQUIRE(r.of().copy(to + one.to, from + one.from, one.bytes));
+                for (std::size_t i = 0; i < one.bytes; ++i) {
+                    expected[one.to + i] = is_zero ? 0 : pattern[one.from + i];
+                }
+                if (one.bytes != area_bytes) {
+                    // All around it as well; the large ones are looked at once.
+                    const std::size_t some = std::min(area_bytes, one.to + one.bytes + 8);
+                    const std::size_t first = one.to < 8 ? 0 : one.to - 8;
+                    REQUIRE(r.of().copy(got.data() + first, to + first, some - first));
+                    CHECK(std::memcmp(got.data() + first, expected.data() + first, some - first) == 0);
+                }
+            }
+            REQUIRE(r.of().copy(got.data(), to, area_bytes));
+            CHECK(std::memcmp(got.data(), expected.data(), area_bytes) == 0);
+            if (is_zero) {
+                CHECK(r.state(from) == residency::untouched);
+            }
+            const auto release = [&](const area& kind, unsigned char* data) {
+                if (kind.is_plain) {
+                    std::free(data);
+                } else {
+                    REQUIRE(r.of().unmap(data));
+                }
+            };
+            release(source, from);
+            release(target, to);
+        }
+    }
+    CHECK(r.usage(r.device()).used == r.usage(r.device()).free_frames);
+}
+
+TEST_CASE("transfer: a copy moves no page") {
+    rig r;
+    auto* on_device = r.map(4_MiB);
+    auto* on_host = r.map(4_MiB);
+    r.fill_on_device<std::uint64_t>(on_device, 4_MiB, 1);
+    fill<std::uint64_t>(on_host, 4_MiB, 2);
+    REQUIRE(r.of().copy(on_host, on_device, 3_MiB));
+    CHECK(r.state(on_device) == residency::on_device);
+    CHECK(r.state(on_host) == residency::on_host);
+    CHECK(count_wrong<std::uint64_t>(on_host, 3_MiB, 1) == 0);
+    CHECK(on_host[3_MiB / 8] == 2 + 3_MiB / 8);
+    CHECK(r.state(on_device) == residency::on_device);
+}
+
+TEST_CASE("transfer: an untouched destination goes where it is preferred, and is zero around the copy") {
+    rig r;
+    auto* device_page = r.map(2_MiB, {.granule_bytes = 2_MiB, .preferred = r.device()});
+    auto* host_page = r.map(2_MiB);
+    const std::uint64_t plain[2] = {7, 8};
+    REQUIRE(r.of().copy(device_page + 100, plain, 16));
+    REQUIRE(r.of().copy(host_page + 100, plain, 16));
+    CHECK(r.home(device_page) == r.device());
+    CHECK(r.home(host_page) == r.host());
+    CHECK(r.read_on_device(device_page + 101) == 8);
+    CHECK(host_page[100] == 7);
+    CHECK(device_page[99] == 0);
+    CHECK(host_page[102] == 0);
+}
+
+TEST_CASE("transfer: to a device that is full") {
+    rig r{{device_of(8_MiB)}};
+    auto* data = r.map(32_MiB, {.granule_bytes = 2_MiB, .preferred = r.device()});
+    std::vector<std::uint64_t> plain(32_MiB / 8);
+    fill<std::uint64_t>(plain.data(), 32_MiB, 5);
+    REQUIRE(r.of().copy(data, plain.data(), 32_MiB));
+    CHECK(count_wrong<std::uint64_t>(data, 32_MiB, 5) == 0);
+    CHECK(r.usage(r.device()).used <= 8_MiB);
+}
+
+TEST_CASE("transfer: within one granule, both ways") {
+    rig r;
+    auto* data = r.map(4_MiB, {.granule_bytes = 4_MiB, .is_read_mostly = true});
+    fill<std::uint64_t>(data, 1_MiB, 1);
+    CHECK(r.read_on_device(data) == 1);
+    REQUIRE(r.state(data) == residency::duplicated);
+    REQUIRE(r.of().copy(data + 2_MiB / 8, data, 1_MiB));
+    CHECK(count_wrong<std::uint64_t>(data + 2_MiB / 8, 1_MiB, 1) == 0);
+    CHECK(r.read_on_device(data + 2_MiB / 8) == 1);
+    REQUIRE(r.of().copy(data, data + 2_MiB / 8, 8));
+}
+
+TEST_CASE("transfer: between duplicated pages that take turns as source and destination") {
+    rig r;
+    auto* data = r.map(48_MiB, {.granule_bytes = 2_MiB, .is_read_mostly = true});
+    fill<std::uint64_t>(data, 24_MiB, 1);
+    REQUIRE(r.of().advise(r.device(), data, 24_MiB, advice::will_need));
+    // Shifted by a granule: each page is read as a source before it is written.
+    REQUIRE(r.of().copy(page_of(data, 12), data, 24_MiB));
+    CHECK(count_wrong<std::uint64_t>(page_of(data, 12), 24_MiB, 1) == 0);
+}
+
+TEST_CASE("transfer: copies in both directions between the same pages at once") {
+    rig r;
+    auto* a = r.map(16_MiB);
+    auto* b = r.map(16_MiB);
+    std::memset(a, 1, 16_MiB);
+    std::memset(b, 1, 16_MiB);
+    REQUIRE(r.of().advise(r.device(), b, 16_MiB, advice::will_need));
+    std::vector<std::thread> threads;
+    std::atomic<int> failures{0};
+    for (int i = 0; i < 3; ++i) {
+        threads.emplace_back([&, i] {
+            for (int round = 0; round < 6; ++round) {
+                // Disjoint bytes of the same pages.
+                const std::size_t first = static_cast<std::size_t>(i) * 8;
+                for (std::size_t page = 0; page < 8; ++page) {
+                    auto* to = reinterpret_cast<char*>(page_of(i == 1 ? a : b, page)) + first;
+                    auto* from = reinterpret_cast<char*>(page_of(i == 1 ? b : a, 7 - page)) + first;
+                    failures += r.of().copy(to, from, 8) ? 0 : 1;
+                }
+            }
+        });
+    }
+    for (int round = 0; round < 4; ++round) {
+        failures += r.of().make_resident(a, 16_MiB, round % 2 == 0 ? r.device() : r.host()) ? 0 : 1;
+    }
+    for (auto& one : threads) {
+        one.join();
+    }
+    CHECK(failures == 0);
+    for (std::size_t page = 0; page < 8; ++page) {
+        CHECK(page_of(a, page)[0] == 0x0101010101010101);
+        CHECK(page_of(b, page)[2] == 0x0101010101010101);
+    }
+}
+
+TEST_CASE("transfer: waits for a page that moves") {
+    auto slow = device_of(32_MiB);
+    slow.link_in_bytes_per_second = 100'000'000;
+    rig r{{slow}};
+    auto* data = r.map(8_MiB);
+    fill<std::uint64_t>(data, 8_MiB, 6);
+    auto job = r.of().advise_async(r.device(), data, 8_MiB, advice::will_need);
+    REQUIRE(job);
+    std::vector<std::uint64_t> plain(8_MiB / 8);
+    REQUIRE(r.of().copy(plain.data(), data, 8_MiB));
+    CHECK(count_wrong<std::uint64_t>(plain.data(), 8_MiB, 6) == 0);
+    std::uint64_t more = 1;
+    REQUIRE(r.of().copy(page_of(data, 3), &more, 8));
+    job->wait();
+    CHECK(page_of(data, 3)[0] == 1);
+}
+
+TEST_CASE("transfer: a destination beside what a kernel of a device without faults reads") {
+    rig r{{device_of(32_MiB, false)}};
+    auto* data = r.map(2_MiB, {.granule_bytes = 2_MiB, .is_read_mostly = true});
+    data[0] = 1;
+    auto kernel = r.start_kernel<std::uint64_t>(data, 0, 0, access::read);
+    REQUIRE(r.state(data) == residency::duplicated);
+    const std::uint64_t value = 5;
+    status copied;
+    std::thread other{[&] { copied = r.of().copy(data + 1000, &value, 8); }};
+    nap(20);
+    CHECK(r.finish(kernel));  // its page was not taken away
+    other.join();
+    CHECK(copied);
+    CHECK(data[1000] == 5);
+    CHECK(data[0] == 1);
+}
