@@ -30,17 +30,19 @@ int main() {
     }
     const xmm::device_view<const std::int64_t> in{numbers.data(), numbers.size()};
     const xmm::device_view<std::int64_t> out{sum.data(), sum.size()};
-    const auto done = xmm::launch(*queue, {xmm::reads(numbers), xmm::writes(sum)}, [&](xmm::soft::stream& on) {
-        return on.parallel_for(in.size(), [in, out](std::size_t first, std::size_t last) {
-            std::int64_t part = 0;
-            in.for_each_span(first, last - first, [&](std::span<const std::int64_t> few, std::size_t) {
-                for (const std::int64_t number : few) {
-                    part += number;
-                }
+    const auto done =
+        xmm::launch(*queue, {xmm::reads(numbers), xmm::writes(sum)}, [&](xmm::soft::stream& on) {
+            return on.parallel_for(in.size(), [in, out](std::size_t first, std::size_t last) {
+                std::int64_t part = 0;
+                in.for_each_span(first, last - first,
+                                 [&](std::span<const std::int64_t> few, std::size_t) {
+                                     for (const std::int64_t number : few) {
+                                         part += number;
+                                     }
+                                 });
+                out.fetch_add(0, part);
             });
-            out.fetch_add(0, part);
         });
-    });
     if (!done || !queue->synchronize()) {
         std::fprintf(stderr, "the kernel failed\n");
         return 1;

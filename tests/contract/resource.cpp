@@ -200,7 +200,9 @@ struct debug_fixture : over_space<debug_resource<unified_pool>> {
     debug_resource<unified_pool>& resource() { return one; }
     debug_resource<unified_pool>& equal() { return one; }
     debug_resource<unified_pool>& other() { return different; }
-    std::size_t live() { return one.live_count() + one.check(); }  // what is kept poisoned is not live
+    std::size_t live() {
+        return one.live_count() + one.check();
+    }  // what is kept poisoned is not live
 };
 
 // One of everything, each fault would show as another adaptor's.
@@ -216,7 +218,8 @@ struct stack_fixture : over_space<statistics_resource<thread_cache_resource<unif
         cache.flush();
         pool.release();
         const auto seen = one.statistics();
-        return over_space::live() + static_cast<std::size_t>(seen.bytes.current + seen.blocks.current);
+        return over_space::live() +
+               static_cast<std::size_t>(seen.bytes.current + seen.blocks.current);
     }
 };
 
@@ -225,8 +228,8 @@ struct stack_fixture : over_space<statistics_resource<thread_cache_resource<unif
 namespace xmm::test {
 
 TEST_CASE_TEMPLATE_INVOKE(resource_contract, unified_fixture, device_fixture, pinned_fixture,
-                          unified_pool_fixture, device_pool_fixture, with_unequal_host<host_fixture>,
-                          with_unequal_host<interleave_fixture>);
+                          unified_pool_fixture, device_pool_fixture,
+                          with_unequal_host<host_fixture>, with_unequal_host<interleave_fixture>);
 
 TEST_CASE_TEMPLATE_INVOKE(
     resource_contract, adaptor_fixture<limit_resource, unified_resource, std::size_t{1} << 30>,

@@ -66,7 +66,8 @@ template <class R>
 }
 
 template <class R>
-[[nodiscard]] held_block take(R& resource, std::size_t bytes, std::size_t alignment, std::uint64_t seed) {
+[[nodiscard]] held_block take(R& resource, std::size_t bytes, std::size_t alignment,
+                              std::uint64_t seed) {
     const held_block block{resource.allocate_sync(bytes, alignment), bytes, alignment, seed};
     fill<R>(block);
     return block;
@@ -79,7 +80,8 @@ void give(R& resource, const held_block& block) {
     return to_address(pointer) % alignment == 0;
 }
 [[nodiscard]] inline bool overlap_somewhere(std::vector<held_block> blocks) {
-    std::ranges::sort(blocks, {}, [](const held_block& block) { return to_address(block.pointer); });
+    std::ranges::sort(blocks, {},
+                      [](const held_block& block) { return to_address(block.pointer); });
     return std::ranges::adjacent_find(blocks, [](const held_block& a, const held_block& b) {
                return to_address(a.pointer) + a.bytes > to_address(b.pointer);
            }) != blocks.end();
@@ -87,8 +89,8 @@ void give(R& resource, const held_block& block) {
 
 // Random requests and returns; a third of the steps gives a random live block back.
 template <class R>
-[[nodiscard]] std::size_t churn(R& resource, std::uint32_t seed, std::size_t steps, std::size_t most_bytes,
-                                std::size_t most_alignment) {
+[[nodiscard]] std::size_t churn(R& resource, std::uint32_t seed, std::size_t steps,
+                                std::size_t most_bytes, std::size_t most_alignment) {
     std::mt19937 random{seed};
     std::vector<held_block> live;
     std::size_t faults = 0;
@@ -100,7 +102,8 @@ template <class R>
             live.pop_back();
         } else {
             const std::size_t bytes = (1 + random() % most_bytes) >> (random() % 12);
-            const std::size_t alignment = std::min(std::size_t{1} << (random() % 13), most_alignment);
+            const std::size_t alignment =
+                std::min(std::size_t{1} << (random() % 13), most_alignment);
             live.push_back(take(resource, std::max<std::size_t>(bytes, 1), alignment, random()));
             faults += is_aligned(live.back().pointer, alignment) ? 0 : 1;
         }
@@ -162,7 +165,8 @@ void check_contract(contract_subject<Base>& fixture) {
         give(fixture.equal(), block);
     }
     SUBCASE("one block of each size is aligned and whole") {
-        for (std::size_t bytes : {1UL, 2UL, 7UL, 64UL, 100UL, 4095UL, 4096UL, 70'000UL, 3UL << 20}) {
+        for (std::size_t bytes :
+             {1UL, 2UL, 7UL, 64UL, 100UL, 4095UL, 4096UL, 70'000UL, 3UL << 20}) {
             CAPTURE(bytes);
             const held_block block = take(one, bytes, host_alignment, bytes);
             CHECK(block.pointer != nullptr);
@@ -204,7 +208,8 @@ void check_contract(contract_subject<Base>& fixture) {
     }
     SUBCASE("sizes that no machine has are refused, without overflow") {
         const std::size_t half = huge / 2;
-        for (std::size_t bytes : {huge, huge - 1, huge - page_bytes, half + 1, half, half - page_bytes}) {
+        for (std::size_t bytes :
+             {huge, huge - 1, huge - page_bytes, half + 1, half, half - page_bytes}) {
             for (std::size_t alignment : {std::size_t{1}, std::size_t{4096}, page_bytes}) {
                 CAPTURE(bytes);
                 CHECK_THROWS_AS((void)one.allocate_sync(bytes, alignment), out_of_memory);

@@ -65,10 +65,14 @@ static_assert(!xmm::resource<lacks_reachable_by>);
 static_assert(!xmm::resource<lacks_equality>);
 
 // Who reaches what is known when a program is compiled.
-static_assert(xmm::host_reachable<xmm::host_resource> && !xmm::device_reachable<xmm::host_resource>);
-static_assert(xmm::host_reachable<xmm::unified_resource> && xmm::device_reachable<xmm::unified_resource>);
-static_assert(xmm::host_reachable<xmm::pinned_resource> && xmm::device_reachable<xmm::pinned_resource>);
-static_assert(!xmm::host_reachable<xmm::device_resource> && xmm::device_reachable<xmm::device_resource>);
+static_assert(xmm::host_reachable<xmm::host_resource> &&
+              !xmm::device_reachable<xmm::host_resource>);
+static_assert(xmm::host_reachable<xmm::unified_resource> &&
+              xmm::device_reachable<xmm::unified_resource>);
+static_assert(xmm::host_reachable<xmm::pinned_resource> &&
+              xmm::device_reachable<xmm::pinned_resource>);
+static_assert(!xmm::host_reachable<xmm::device_resource> &&
+              xmm::device_reachable<xmm::device_resource>);
 static_assert(std::is_base_of_v<std::pmr::memory_resource, xmm::unified_resource>);
 static_assert(!std::is_base_of_v<std::pmr::memory_resource, xmm::device_resource>);
 static_assert(!std::is_convertible_v<xmm::device_resource*, std::pmr::memory_resource*>);

@@ -70,8 +70,10 @@ private:
 [[nodiscard]] bool looks_like(std::string_view line, std::string_view pattern) {
     const std::size_t time_end = pattern.find_last_of('d', pattern.find(".dddddd") + 7);
     for (std::size_t i = 0; i < line.size() && i < pattern.size(); ++i) {
-        const bool is_digit_wanted = pattern[i] == 'd' && time_end != std::string_view::npos && i <= time_end;
-        if (is_digit_wanted ? std::isdigit(static_cast<unsigned char>(line[i])) == 0 : line[i] != pattern[i]) {
+        const bool is_digit_wanted =
+            pattern[i] == 'd' && time_end != std::string_view::npos && i <= time_end;
+        if (is_digit_wanted ? std::isdigit(static_cast<unsigned char>(line[i])) == 0
+                            : line[i] != pattern[i]) {
             return false;
         }
     }
@@ -201,11 +203,11 @@ TEST_CASE("logging_resource: lines as RMM's replay reads them, failures too") {
         logging_resource logged{plain, path};
         pointer = logged.allocate_sync(100);
         plain.fails = 1;
-        CHECK_THROWS_AS((void)logged.allocate(stream_ref{queue_id{7}, nullptr, [](void*, queue_id) noexcept {
-                                                             return status{};
-                                                         }},
-                                              1 << 20),
-                        out_of_memory);
+        CHECK_THROWS_AS(
+            (void)logged.allocate(
+                stream_ref{queue_id{7}, nullptr, [](void*, queue_id) noexcept { return status{}; }},
+                1 << 20),
+            out_of_memory);
         logged.deallocate_sync(pointer, 100);
     }
     std::ifstream file{path};
@@ -286,7 +288,9 @@ TEST_CASE("binning_resource: each size to its bin") {
     bins.add_bin(4096, middle);
     bins.add_bin(64, small);
     const auto asked = [&] { return std::array{small.asked, middle.asked, rest.asked}; };
-    const auto returned = [&] { return std::array{small.returned, middle.returned, rest.returned}; };
+    const auto returned = [&] {
+        return std::array{small.returned, middle.returned, rest.returned};
+    };
     std::vector<std::pair<void*, std::size_t>> blocks;
     for (std::size_t bytes : {1UL, 64UL, 65UL, 4096UL, 4097UL, 100'000UL}) {
         blocks.emplace_back(bins.allocate_sync(bytes), bytes);
@@ -362,7 +366,8 @@ TEST_CASE("thread_cache_resource: small blocks come back without the upstream") 
         CHECK(plain.returned == 1);
         cache.deallocate_sync(cache.allocate_sync(100, 512), 100, 512);
         CHECK(plain.returned == 2);
-        const stream_ref stream{queue_id{1}, nullptr, [](void*, queue_id) noexcept { return status{}; }};
+        const stream_ref stream{queue_id{1}, nullptr,
+                                [](void*, queue_id) noexcept { return status{}; }};
         cache.deallocate(stream, cache.allocate(stream, 100), 100);
         CHECK(plain.returned == 3);
     }

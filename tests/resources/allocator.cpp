@@ -64,7 +64,8 @@ TEST_CASE_FIXTURE(fixture, "allocator: std containers over a resource") {
         }
         const auto shared = std::allocate_shared<std::string>(of_int{counted}, "kept there");
         CHECK(*shared == "kept there");
-        std::basic_string<char, std::char_traits<char>, allocator<char, counted_pool>> text{counted};
+        std::basic_string<char, std::char_traits<char>, allocator<char, counted_pool>> text{
+            counted};
         text.assign(1000, 'x');
         CHECK(text.size() == 1000);
         CHECK(live() > 50'000);
@@ -72,7 +73,8 @@ TEST_CASE_FIXTURE(fixture, "allocator: std containers over a resource") {
     CHECK(live() == 0);
 }
 
-TEST_CASE_FIXTURE(fixture, "allocator: through the base class it takes any resource the CPU reaches") {
+TEST_CASE_FIXTURE(fixture,
+                  "allocator: through the base class it takes any resource the CPU reaches") {
     host_resource host;
     const allocator<int> here{host};
     const allocator<int> there{counted};
@@ -104,7 +106,8 @@ TEST_CASE_FIXTURE(fixture, "allocator: too many elements are refused without ove
     allocator<wide, counted_pool> wides{counted};
     CHECK_THROWS_AS((void)wides.allocate(std::numeric_limits<std::size_t>::max() / 128 + 1),
                     std::bad_array_new_length);
-    CHECK_THROWS_AS((void)wides.allocate(std::numeric_limits<std::size_t>::max() / 128), out_of_memory);
+    CHECK_THROWS_AS((void)wides.allocate(std::numeric_limits<std::size_t>::max() / 128),
+                    out_of_memory);
     wides.deallocate(wides.allocate(0), 0);
     CHECK(live() == 0);
 }

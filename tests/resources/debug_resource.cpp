@@ -54,7 +54,8 @@ TEST_CASE_FIXTURE(fixture, "debug_resource: fresh and freed memory carry their p
     CHECK(found.reports.empty());
 }
 
-TEST_CASE_FIXTURE(fixture, "debug_resource: a write beside a block, at each distance within the guard") {
+TEST_CASE_FIXTURE(fixture,
+                  "debug_resource: a write beside a block, at each distance within the guard") {
     for (std::ptrdiff_t offset : {-64, -17, -1, 100, 101, 163}) {
         for (bool is_checked : {false, true}) {
             CAPTURE(offset);
@@ -186,14 +187,16 @@ TEST_CASE_FIXTURE(fixture, "debug_resource: the quarantine is bounded") {
     CHECK(found.reports.empty());
 }
 
-TEST_CASE_FIXTURE(fixture, "debug_resource: a stream is waited for before its memory is looked at") {
+TEST_CASE_FIXTURE(fixture,
+                  "debug_resource: a stream is waited for before its memory is looked at") {
     debug_resource debug{pool, found.options()};
     space.submit(fake_space::queue_a);
     void* block = debug.allocate(space.stream(fake_space::queue_a), 100);
     space.submit(fake_space::queue_a);
     static unsigned char* late = nullptr;
     late = static_cast<unsigned char*>(block);
-    const stream_ref writes_late{fake_space::queue_a, &space, [](void*, queue_id) noexcept -> status {
+    const stream_ref writes_late{fake_space::queue_a, &space,
+                                 [](void*, queue_id) noexcept -> status {
                                      late[5] = 1;  // the work that the call waits for
                                      return {};
                                  }};
@@ -218,7 +221,8 @@ TEST_CASE("debug_resource: without a handler it prints and aborts") {
     }
     ::close(ends[1]);
     std::string text(1000, '\0');
-    text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, ::read(ends[0], text.data(), text.size()))));
+    text.resize(
+        static_cast<std::size_t>(std::max<ssize_t>(0, ::read(ends[0], text.data(), text.size()))));
     ::close(ends[0]);
     int how = 0;
     ::waitpid(child, &how, 0);

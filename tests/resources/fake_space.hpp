@@ -94,12 +94,14 @@ private:
         last_ = request;
         const std::size_t bytes = align_up(request.bytes, page_bytes);
         const bool is_on_device = request.fixed == device;
-        if (bytes > capacity_ || used_locked(is_on_device ? device : any_host) > capacity_ - bytes) {
+        if (bytes > capacity_ ||
+            used_locked(is_on_device ? device : any_host) > capacity_ - bytes) {
             return fail(errc::no_memory, "the fake node is full", 12);
         }
         const int access = is_on_device ? PROT_NONE : PROT_READ | PROT_WRITE;
         const std::size_t length = bytes + request.alignment;
-        void* raw = ::mmap(nullptr, length, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* raw =
+            ::mmap(nullptr, length, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (raw == MAP_FAILED) {
             return fail(errc::no_memory, "no address space");
         }
@@ -144,7 +146,8 @@ private:
 
     static const space_table& table() noexcept {
         static constexpr space_table functions{
-            .map = [](void* s, const page_request& request) noexcept { return self(s).map(request); },
+            .map = [](void* s,
+                      const page_request& request) noexcept { return self(s).map(request); },
             .unmap = [](void* s, void* pointer) noexcept { return self(s).unmap(pointer); },
             .prefetch = [](void* s, node_id node, void*, std::size_t bytes) noexcept -> status {
                 const std::lock_guard guard{self(s).mutex_};
@@ -157,10 +160,12 @@ private:
                 const std::lock_guard guard{self(s).mutex_};
                 return {self(s).used_locked(node), self(s).capacity_};
             },
-            .reach_of = [](void*, node_id node) noexcept {
-                return node == device ? reach::device
-                                      : (node == host || node == any_host ? reach::host : reach::none);
-            },
+            .reach_of =
+                [](void*, node_id node) noexcept {
+                    return node == device
+                               ? reach::device
+                               : (node == host || node == any_host ? reach::host : reach::none);
+                },
             .queues = {.record = [](void* s, queue_id queue) noexcept -> result<ticket> {
                            const std::lock_guard guard{self(s).mutex_};
                            if (queue != queue_a && queue != queue_b) {
@@ -168,10 +173,11 @@ private:
                            }
                            return ticket{queue, self(s).queues_[queue.value].submitted};
                        },
-                       .is_done = [](void* s, ticket point) noexcept {
-                           const std::lock_guard guard{self(s).mutex_};
-                           return self(s).is_done_locked(point);
-                       },
+                       .is_done =
+                           [](void* s, ticket point) noexcept {
+                               const std::lock_guard guard{self(s).mutex_};
+                               return self(s).is_done_locked(point);
+                           },
                        .wait = [](void* s, ticket point) noexcept -> status {
                            self(s).complete(point.queue);
                            const std::lock_guard guard{self(s).mutex_};

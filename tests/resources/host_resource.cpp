@@ -26,7 +26,8 @@ namespace {
 
 }  // namespace
 
-TEST_CASE("host_resource: large blocks carry the policy of their node" * doctest::skip(!can_place())) {
+TEST_CASE("host_resource: large blocks carry the policy of their node" *
+          doctest::skip(!can_place())) {
     host_resource bound{node_id{0}};
     void* pointer = bound.allocate_sync(1_MiB);
     CHECK(policy_at(pointer) == 1);  // MPOL_PREFERRED
@@ -55,7 +56,8 @@ TEST_CASE("host_resource: nodes that the kernel does not have still give memory"
     host_resource beyond{node_id{1 << 20}};
     const std::array nodes{node_id{500}, node_id{-1}, node_id{-2}};
     interleave_resource spread{nodes};
-    for (memory_resource* one : std::initializer_list<memory_resource*>{&nowhere, &beyond, &spread}) {
+    for (memory_resource* one :
+         std::initializer_list<memory_resource*>{&nowhere, &beyond, &spread}) {
         void* pointer = one->allocate_sync(2_MiB);
         std::memset(pointer, 1, 2_MiB);
         one->deallocate_sync(pointer, 2_MiB);

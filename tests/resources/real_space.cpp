@@ -29,9 +29,9 @@ using namespace xmm::literals;
 namespace {
 
 struct two_devices {
-    space one = std::move(
-        space::create_soft({{.bytes = 64_MiB, .granule_bytes = 2_MiB}, {.bytes = 64_MiB, .granule_bytes = 2_MiB}})
-            .value());
+    space one = std::move(space::create_soft({{.bytes = 64_MiB, .granule_bytes = 2_MiB},
+                                              {.bytes = 64_MiB, .granule_bytes = 2_MiB}})
+                              .value());
     node_id a = one.devices()[0];
     node_id b = one.devices()[1];
     space_port port = port_of(one);
@@ -51,7 +51,8 @@ struct two_devices {
     }
     std::size_t resident_on(node_id node) {
         std::size_t bytes = 0;
-        one.for_each_granule([&](const granule_view& view) { bytes += view.home == node ? view.va.bytes : 0; });
+        one.for_each_granule(
+            [&](const granule_view& view) { bytes += view.home == node ? view.va.bytes : 0; });
         return bytes;
     }
 };
@@ -73,8 +74,12 @@ struct containers {
         switch (random() % 8) {
             case 0:
             case 1: numbers.push_back(random()); break;
-            case 2: texts.emplace_back(20 + random() % 200, static_cast<char>('a' + random() % 26)); break;
-            case 3: ordered[number].append("another piece of text, too long for a small string"); break;
+            case 2:
+                texts.emplace_back(20 + random() % 200, static_cast<char>('a' + random() % 26));
+                break;
+            case 3:
+                ordered[number].append("another piece of text, too long for a small string");
+                break;
             case 4: hashed[number] += random(); break;
             case 5: queue.emplace_back(random() % 100, number); break;
             case 6:
@@ -99,7 +104,9 @@ struct containers {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(two_devices, "real space: every pmr container keeps its contents while pages move between steps") {
+TEST_CASE_FIXTURE(
+    two_devices,
+    "real space: every pmr container keeps its contents while pages move between steps") {
     unified_pool pool{port, a};
     {
         containers moved{&pool};
@@ -126,7 +133,8 @@ TEST_CASE_FIXTURE(two_devices, "real space: every pmr container keeps its conten
     CHECK(resident_on(a) + resident_on(b) == 0);
 }
 
-TEST_CASE_FIXTURE(two_devices, "real space: containers work on while another thread moves their pages") {
+TEST_CASE_FIXTURE(two_devices,
+                  "real space: containers work on while another thread moves their pages") {
     unified_pool pool{port, a};
     std::atomic<bool> is_over{false};
     std::atomic<int> rounds{0};
@@ -188,7 +196,8 @@ TEST_CASE_FIXTURE(two_devices, "real space: a kernel and the CPU share a pmr vec
     CHECK(is_right);
 }
 
-TEST_CASE_FIXTURE(two_devices, "real space: device memory is filled by copies and never touched by the CPU") {
+TEST_CASE_FIXTURE(two_devices,
+                  "real space: device memory is filled by copies and never touched by the CPU") {
     device_resource device{port, b};
     allocator<std::uint64_t, device_resource> there{device};
     std::uint64_t* block = there.allocate(100'000);
@@ -236,13 +245,13 @@ TEST_CASE_FIXTURE(two_devices, "real space: given back on a queue while its kern
     queue line = std::move(one.make_queue(a).value());
     constexpr std::size_t count = 1'000'000;
     for (int round = 0; round < 5; ++round) {
-        auto* block = static_cast<std::uint32_t*>(unified.allocate(line, count * sizeof(std::uint32_t)));
+        auto* block =
+            static_cast<std::uint32_t*>(unified.allocate(line, count * sizeof(std::uint32_t)));
         const device_view<std::uint32_t> view{block, count};
         // Named nowhere: only the order of the queue keeps the pages.
         REQUIRE(launch(line, {}, [&](soft::stream& device) {
-                    return device.parallel_for(count, [view](std::size_t i) {
-                        view[i] = static_cast<std::uint32_t>(i);
-                    });
+                    return device.parallel_for(
+                        count, [view](std::size_t i) { view[i] = static_cast<std::uint32_t>(i); });
                 }).has_value());
         unified.deallocate(line, block, count * sizeof(std::uint32_t));
     }
@@ -273,7 +282,8 @@ TEST_CASE_FIXTURE(two_devices, "real space: more than a device holds, and more t
     device.deallocate_sync(device.allocate_sync(32_MiB), 32_MiB);
 }
 
-TEST_CASE_FIXTURE(two_devices, "real space: large alignments, prefetch, and debugging while pages move") {
+TEST_CASE_FIXTURE(two_devices,
+                  "real space: large alignments, prefetch, and debugging while pages move") {
     unified_resource unified{port, a};
     void* aligned = unified.allocate_sync(1_MiB, 64_MiB);
     CHECK(to_address(aligned) % 64_MiB == 0);

@@ -182,7 +182,8 @@ TEST_CASE("space_resource: a block that the space keeps is not lost from sight")
     CHECK(space.live_blocks() == 0);
 }
 
-TEST_CASE("pinned_resource: all pages exist when allocate returns, whatever the number of threads") {
+TEST_CASE(
+    "pinned_resource: all pages exist when allocate returns, whatever the number of threads") {
     fake_space space;
     for (unsigned threads : {0U, 1U, 3U, 100U}) {
         CAPTURE(threads);

@@ -21,7 +21,8 @@ namespace xmm {
 enum class reach : std::uint8_t { none = 0, host = 1, device = 2, host_and_device = 3 };
 
 [[nodiscard]] constexpr bool includes(reach have, reach want) noexcept {
-    return (static_cast<unsigned>(have) & static_cast<unsigned>(want)) == static_cast<unsigned>(want);
+    return (static_cast<unsigned>(have) & static_cast<unsigned>(want)) ==
+           static_cast<unsigned>(want);
 }
 
 namespace detail {
@@ -33,13 +34,16 @@ concept queue_like = requires(Q& queue) {
     { queue.synchronize() } -> std::same_as<status>;
 };
 
+template <class S>
+concept has_a_wait =
+    requires(const S& stream) { stream.sync(); } || requires(const S& stream) { stream.wait(); };
+
 // Another library's view of its stream, such as cuda::stream_ref: a handle and a way to wait.
 template <class S>
 concept foreign_stream = !queue_like<S> && std::constructible_from<S, typename S::value_type> &&
-    requires(const S& stream) {
-        typename S::value_type;
-        { stream.get() } -> std::convertible_to<void*>;
-    } && (requires(const S& stream) { stream.sync(); } || requires(const S& stream) { stream.wait(); });
+                         has_a_wait<S> && requires(const S& stream) {
+                             { stream.get() } -> std::convertible_to<void*>;
+                         };
 
 }  // namespace detail
 
@@ -74,7 +78,8 @@ public:
     stream_ref(std::nullptr_t) = delete;
 
     [[nodiscard]] constexpr bool is_none() const noexcept { return wait_ == nullptr; }
-    [[nodiscard]] constexpr queue_id queue() const noexcept { return queue_; }  // 0: not one of ours
+    // 0: not one of ours.
+    [[nodiscard]] constexpr queue_id queue() const noexcept { return queue_; }
     [[nodiscard]] constexpr void* native() const noexcept { return native_; }
 
     // Returns when all work submitted so far is done; a failure means that the device is lost.

@@ -66,6 +66,8 @@ inline constexpr space_table table_of_space = port_functions::table();
 
 }  // namespace detail
 
-[[nodiscard]] inline space_port port_of(space& one) noexcept { return {&one, detail::table_of_space}; }
+[[nodiscard]] inline space_port port_of(space& one) noexcept {
+    return {&one, detail::table_of_space};
+}
 
 }  // namespace xmm

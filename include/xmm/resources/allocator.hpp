@@ -99,10 +99,11 @@ private:
     friend class allocator;
 
     static constexpr void refuse_device_only() noexcept {
-        static_assert(includes(Resource::static_reach, reach::host),
-                      "this memory is out of the host's reach: the host cannot construct or destroy "
-                      "objects in a device-only resource. Use unified memory that prefers the device, "
-                      "or allocate raw memory here and fill it by a kernel or a copy");
+        static_assert(
+            includes(Resource::static_reach, reach::host),
+            "this memory is out of the host's reach: the host cannot construct or destroy "
+            "objects in a device-only resource. Use unified memory that prefers the device, "
+            "or allocate raw memory here and fill it by a kernel or a copy");
     }
 
     detail::resource_holder<Resource> held_;

@@ -71,10 +71,12 @@ public:
     [[nodiscard]] void* allocate(std::size_t bytes, std::size_t alignment = host_alignment) {
         return allocate_sync(bytes, alignment);
     }
-    void deallocate(void* pointer, std::size_t bytes, std::size_t alignment = host_alignment) noexcept {
+    void deallocate(void* pointer, std::size_t bytes,
+                    std::size_t alignment = host_alignment) noexcept {
         deallocate_sync(pointer, bytes, alignment);
     }
-    [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, stream_ref stream) {
+    [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment,
+                                       stream_ref stream) {
         return allocate(stream, bytes, alignment);
     }
     [[nodiscard]] void* allocate_async(std::size_t bytes, stream_ref stream) {

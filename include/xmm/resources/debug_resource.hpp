@@ -53,28 +53,30 @@ enum class debug_fault : std::uint8_t {
 struct debug_report {
     debug_fault fault;
     void* pointer;
-    std::size_t bytes;       // that were asked for
-    std::ptrdiff_t offset;   // of the first damaged byte from the pointer
-    std::size_t told;        // the size or alignment that the caller gave when giving back
-    std::uint64_t number;    // 1 is the first block of this resource
+    std::size_t bytes;      // that were asked for
+    std::ptrdiff_t offset;  // of the first damaged byte from the pointer
+    std::size_t told;       // the size or alignment that the caller gave when giving back
+    std::uint64_t number;   // 1 is the first block of this resource
 };
 
 struct debug_options {
-    std::size_t guard_bytes = 64;                               // on each side, at least
-    std::size_t quarantine_bytes = std::size_t{16} << 20;       // kept poisoned, oldest out first
-    bool report_leaks = true;                                   // when the resource goes
+    std::size_t guard_bytes = 64;                          // on each side, at least
+    std::size_t quarantine_bytes = std::size_t{16} << 20;  // kept poisoned, oldest out first
+    bool report_leaks = true;                              // when the resource goes
     void (*handler)(const debug_report&, void* context) = nullptr;  // nullptr: print and abort
     void* context = nullptr;
 };
 
 template <class Upstream>
 class debug_resource final : public adaptor<Upstream> {
-    static_assert(includes(Upstream::static_reach, reach::host),
-                  "xmm::debug_resource: the CPU must reach the memory it checks; device-only memory is not");
+    static_assert(
+        includes(Upstream::static_reach, reach::host),
+        "xmm::debug_resource: the CPU must reach the memory it checks; device-only memory is not");
 
 public:
     explicit debug_resource(Upstream& upstream, debug_options options = {})
-        : adaptor<Upstream>{"debug", upstream}, options_{options},
+        : adaptor<Upstream>{"debug", upstream},
+          options_{options},
           guard_bytes_{align_up(std::max(options.guard_bytes, host_alignment), host_alignment)} {}
 
     ~debug_resource() override {
@@ -132,7 +134,8 @@ private:
     };
 
     void* do_allocate_on(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
-        record fresh{bytes, alignment, align_up(guard_bytes_, std::max(alignment, host_alignment)), 0, 0};
+        record fresh{bytes, alignment, align_up(guard_bytes_, std::max(alignment, host_alignment)),
+                     0, 0};
         auto* raw = static_cast<unsigned char*>(
             this->upstream().allocate(stream, total_bytes(fresh), raw_alignment(fresh)));
         const address at = to_address(raw) + fresh.before;
@@ -173,8 +176,8 @@ private:
                     {debug_fault::wrong_bytes, pointer, known.bytes, 0, bytes, known.number});
             }
             if (known.alignment != alignment) {
-                found.push_back(
-                    {debug_fault::wrong_alignment, pointer, known.bytes, 0, alignment, known.number});
+                found.push_back({debug_fault::wrong_alignment, pointer, known.bytes, 0, alignment,
+                                 known.number});
             }
             examine_guards(at, known, found);
             return live_.extract(entry);
@@ -212,8 +215,8 @@ private:
                 return;
             }
             const record& old = oldest.mapped();
-            this->upstream().deallocate_sync(to_pointer(oldest.key() - old.before), total_bytes(old),
-                                             raw_alignment(old));
+            this->upstream().deallocate_sync(to_pointer(oldest.key() - old.before),
+                                             total_bytes(old), raw_alignment(old));
         }
     }
     // Guards and poison that were found damaged are made whole, so that each fault is told once.
@@ -221,7 +224,8 @@ private:
     void examine_guards(address at, const record& live, Reports& found) const {
         auto* begin = static_cast<unsigned char*>(to_pointer(at));
         if (const auto damage = find_other(begin - live.before, live.before, guard_byte)) {
-            const auto offset = static_cast<std::ptrdiff_t>(*damage) - static_cast<std::ptrdiff_t>(live.before);
+            const auto offset =
+                static_cast<std::ptrdiff_t>(*damage) - static_cast<std::ptrdiff_t>(live.before);
             found.push_back({debug_fault::underrun, begin, live.bytes, offset, 0, live.number});
             std::memset(begin - live.before, guard_byte, live.before);
         }
@@ -241,13 +245,15 @@ private:
         }
     }
     // Where the first byte lies that is not the expected one.
-    [[nodiscard]] static std::optional<std::size_t> find_other(const unsigned char* begin, std::size_t bytes,
+    [[nodiscard]] static std::optional<std::size_t> find_other(const unsigned char* begin,
+                                                               std::size_t bytes,
                                                                unsigned char expected) noexcept {
         // All bytes equal their neighbour and the first one is right: memcmp is many times faster.
         if (bytes == 0 || (*begin == expected && std::memcmp(begin, begin + 1, bytes - 1) == 0)) {
             return std::nullopt;
         }
-        const auto* other = std::find_if(begin, begin + bytes, [&](unsigned char b) { return b != expected; });
+        const auto* other =
+            std::find_if(begin, begin + bytes, [&](unsigned char b) { return b != expected; });
         return static_cast<std::size_t>(other - begin);
     }
     [[nodiscard]] std::size_t total_bytes(const record& block) const noexcept {
@@ -268,9 +274,10 @@ private:
             return;
         }
         std::fprintf(stderr,
-                     "xmm: debug resource: block %" PRIu64 " at %p of %zu bytes: %s (offset %td, told %zu)\n",
-                     report.number, report.pointer, report.bytes, name_of(report.fault), report.offset,
-                     report.told);
+                     "xmm: debug resource: block %" PRIu64
+                     " at %p of %zu bytes: %s (offset %td, told %zu)\n",
+                     report.number, report.pointer, report.bytes, name_of(report.fault),
+                     report.offset, report.told);
         std::abort();
     }
 

@@ -47,8 +47,8 @@ public:
     // A raw system call: libnuma would be a dependency for one line.
     void apply(void* begin, std::size_t bytes) const noexcept {
         if (!is_empty_) {
-            (void)::syscall(SYS_mbind, begin, align_up(bytes, os_page_bytes()), static_cast<int>(how_),
-                            mask_.data(), most_nodes + 1, 0);
+            (void)::syscall(SYS_mbind, begin, align_up(bytes, os_page_bytes()),
+                            static_cast<int>(how_), mask_.data(), most_nodes + 1, 0);
         }
     }
 
@@ -65,7 +65,8 @@ private:
 [[nodiscard]] inline void* map_plain(std::size_t bytes, std::size_t alignment) noexcept {
     const std::size_t length = align_up(bytes, os_page_bytes());
     const std::size_t spare = alignment > os_page_bytes() ? alignment - os_page_bytes() : 0;
-    void* raw = ::mmap(nullptr, length + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* raw =
+        ::mmap(nullptr, length + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) {
         return nullptr;
     }
@@ -95,8 +96,7 @@ public:
     static constexpr reach static_reach = reach::host;
     static constexpr std::size_t least_mapped_bytes = std::size_t{256} << 10;
 
-    explicit host_resource(node_id node = any_host)
-        : memory_resource{"host", node, static_reach} {
+    explicit host_resource(node_id node = any_host) : memory_resource{"host", node, static_reach} {
         policy_.add(node);
     }
 

@@ -25,7 +25,8 @@
 namespace xmm {
 
 inline constexpr std::size_t host_alignment = alignof(std::max_align_t);
-inline constexpr std::size_t device_alignment = 256;  // what cudaMalloc gives, so what kernels expect
+inline constexpr std::size_t device_alignment =
+    256;  // what cudaMalloc gives, so what kernels expect
 
 class resource_base {
 public:
@@ -37,13 +38,16 @@ public:
     [[nodiscard]] reach reachable_by() const noexcept { return reach_; }
     [[nodiscard]] const char* name() const noexcept { return name_; }
     [[nodiscard]] virtual resource_usage usage() const noexcept { return {}; }
-    [[nodiscard]] virtual queue_port queues() const noexcept { return {}; }  // empty: it knows of none
+    [[nodiscard]] virtual queue_port queues() const noexcept {
+        return {};
+    }  // empty: it knows of none
 
     // The memory may be used by work submitted to the stream from now on, and after that work.
     [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
                                  std::size_t alignment = host_alignment) {
         check(bytes, alignment);
-        return bytes == 0 ? nothing(alignment) : do_allocate_on(stream, bytes, effective(alignment));
+        return bytes == 0 ? nothing(alignment)
+                          : do_allocate_on(stream, bytes, effective(alignment));
     }
     // Work submitted to the stream before may still use the memory.
     void deallocate(stream_ref stream, void* pointer, std::size_t bytes,
@@ -76,7 +80,8 @@ protected:
                                   std::size_t alignment) noexcept = 0;
     virtual bool do_is_equal_to(const resource_base&) const noexcept { return false; }
 
-    [[noreturn]] void refuse(std::size_t bytes, const char* cause, std::int32_t driver_code = 0) const {
+    [[noreturn]] void refuse(std::size_t bytes, const char* cause,
+                             std::int32_t driver_code = 0) const {
         throw out_of_memory{name_, node_, bytes, usage(), cause, driver_code};
     }
 
@@ -109,16 +114,16 @@ class memory_resource : public std::pmr::memory_resource, public resource_base {
 public:
     static constexpr reach static_reach = reach::host;  // at least; derived classes may know more
 
-    using std::pmr::memory_resource::allocate;
-    using std::pmr::memory_resource::deallocate;
     using resource_base::allocate;
     using resource_base::deallocate;
+    using std::pmr::memory_resource::allocate;
+    using std::pmr::memory_resource::deallocate;
 
     [[nodiscard]] bool is_equal(const memory_resource& other) const noexcept {
         return resource_base::is_equal(other);
     }
-    using std::pmr::memory_resource::is_equal;
     using resource_base::is_equal;
+    using std::pmr::memory_resource::is_equal;
 
     friend bool operator==(const memory_resource& a, const memory_resource& b) noexcept {
         return a.is_equal(b);
@@ -146,7 +151,8 @@ class device_memory_resource : public resource_base {
 public:
     static constexpr reach static_reach = reach::device;
 
-    friend bool operator==(const device_memory_resource& a, const device_memory_resource& b) noexcept {
+    friend bool operator==(const device_memory_resource& a,
+                           const device_memory_resource& b) noexcept {
         return a.is_equal(b);
     }
     [[nodiscard]] std::pmr::memory_resource* raw_pmr() noexcept { return &raw_; }
@@ -181,7 +187,8 @@ namespace detail {
 
 // The base of a resource whose memory is reached like that.
 template <reach Who>
-using base_for = std::conditional_t<includes(Who, reach::host), memory_resource, device_memory_resource>;
+using base_for =
+    std::conditional_t<includes(Who, reach::host), memory_resource, device_memory_resource>;
 
 }  // namespace detail
 }  // namespace xmm

@@ -24,11 +24,16 @@ public:
     // Both texts are static: they are kept, not copied.
     out_of_memory(const char* resource, node_id node, std::size_t bytes, resource_usage usage,
                   const char* cause, std::int32_t driver_code = 0) noexcept
-        : resource_{resource}, cause_{cause}, bytes_{bytes}, usage_{usage}, node_{node},
+        : resource_{resource},
+          cause_{cause},
+          bytes_{bytes},
+          usage_{usage},
+          node_{node},
           driver_code_{driver_code} {
-        std::snprintf(text_.data(), text_.size(),
-                      "xmm: out of memory: %s on node %d: %zu bytes asked, %zu used, limit %zu: %s (%d)",
-                      resource, node.value, bytes, usage.used, usage.limit, cause, driver_code);
+        std::snprintf(
+            text_.data(), text_.size(),
+            "xmm: out of memory: %s on node %d: %zu bytes asked, %zu used, limit %zu: %s (%d)",
+            resource, node.value, bytes, usage.used, usage.limit, cause, driver_code);
     }
 
     [[nodiscard]] const char* what() const noexcept override { return text_.data(); }

@@ -23,8 +23,8 @@
 namespace xmm {
 
 struct pool_options {
-    std::size_t chunk_bytes = page_bytes;                      // the first one
-    std::size_t largest_chunk_bytes = std::size_t{64} << 20;   // they grow with the pool up to this
+    std::size_t chunk_bytes = page_bytes;                     // the first one
+    std::size_t largest_chunk_bytes = std::size_t{64} << 20;  // they grow with the pool up to this
 };
 
 template <class Upstream>
@@ -36,7 +36,9 @@ public:
 
     // The upstream outlives the pool.
     explicit pool_resource(Upstream& upstream, pool_options options = {})
-        : base{"pool", upstream.node(), upstream.reachable_by()}, upstream_{upstream}, options_{options},
+        : base{"pool", upstream.node(), upstream.reachable_by()},
+          upstream_{upstream},
+          options_{options},
           largest_bytes_{options.chunk_bytes / 4},
           class_count_{classes::index_of(largest_bytes_, chunk_alignment) + 1},
           lists_{std::make_unique<size_list[]>(class_count_)} {
@@ -92,7 +94,7 @@ private:
     // (L) under its lock
     struct size_list {
         mutable ranked_mutex<lock_rank::extent_heap> lock;  // may ask a queue whether it is done
-        std::vector<void*> ready;            // (L) room for every block of the size
+        std::vector<void*> ready;                           // (L) room for every block of the size
         std::vector<waiting_block> waiting;  // (L) given back on a queue that has not passed it yet
         std::byte* cursor = nullptr;         // (L) the slab being cut, up to its end
         std::byte* end = nullptr;            // (L)
@@ -134,7 +136,8 @@ private:
         }
         size_list& list = lists_[classes::index_of(bytes, alignment)];
         const ticket point = record_or_wait(stream);
-        const bool has_place = with(list.lock, [&] { return try_put_locked(list, pointer, point); });
+        const bool has_place =
+            with(list.lock, [&] { return try_put_locked(list, pointer, point); });
         if (!has_place) {
             (void)upstream_.queues().wait(point);
             with(list.lock, [&] { list.ready.push_back(pointer); });  // always has room
@@ -190,9 +193,8 @@ private:
         };
         std::erase_if(list.waiting, is_passed);
         if (list.ready.empty()) {
-            const auto own = std::ranges::find(list.waiting, asking, [](const waiting_block& block) {
-                return block.point.queue;
-            });
+            const auto own = std::ranges::find(
+                list.waiting, asking, [](const waiting_block& block) { return block.point.queue; });
             if (own != list.waiting.end()) {
                 list.ready.push_back(own->pointer);
                 list.waiting.erase(own);
@@ -212,8 +214,8 @@ private:
     }
     void add_slab(size_list& list, std::size_t index) {
         const std::size_t block = classes::bytes_of(index);
-        const std::size_t bytes = align_up(std::max(slab_bytes / block, std::size_t{1}) * block,
-                                           chunk_alignment);
+        const std::size_t bytes =
+            align_up(std::max(slab_bytes / block, std::size_t{1}) * block, chunk_alignment);
         std::byte* slab = cut_slab(bytes);
         const std::size_t count = bytes / block;
         with(list.lock, [&] {

@@ -28,7 +28,8 @@ struct size_classes {
         return bytes & (~bytes + 1);
     }
     // The smallest class that holds that many bytes at that alignment.
-    [[nodiscard]] static constexpr std::size_t index_of(std::size_t bytes, std::size_t alignment) noexcept {
+    [[nodiscard]] static constexpr std::size_t index_of(std::size_t bytes,
+                                                        std::size_t alignment) noexcept {
         const std::size_t least = std::max({bytes, alignment, least_bytes});
         const auto doubling = static_cast<std::size_t>(std::bit_width(least / least_bytes)) - 1;
         const std::size_t step = least_bytes / per_doubling << doubling;

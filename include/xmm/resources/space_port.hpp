@@ -13,12 +13,12 @@
 namespace xmm {
 
 struct page_request {
-    std::size_t bytes = 0;                // rounded up to pages
-    std::size_t alignment = page_bytes;   // a power of two; above page_bytes it may be unsupported
-    std::size_t granule_bytes = 0;        // 0: the default of the space
-    node_id preferred = no_node;          // where the pages rather live
-    node_id fixed = no_node;              // lives there and never moves: device-only or page-locked
-    const char* name = "";                // static text for reports
+    std::size_t bytes = 0;               // rounded up to pages
+    std::size_t alignment = page_bytes;  // a power of two; above page_bytes it may be unsupported
+    std::size_t granule_bytes = 0;       // 0: the default of the space
+    node_id preferred = no_node;         // where the pages rather live
+    node_id fixed = no_node;             // lives there and never moves: device-only or page-locked
+    const char* name = "";               // static text for reports
 };
 
 // The queues of a space, for those who order reuse by streams.
@@ -47,7 +47,9 @@ public:
     [[nodiscard]] result<ticket> record(queue_id queue) const noexcept {
         return table_->record(self_, queue);
     }
-    [[nodiscard]] bool is_done(ticket point) const noexcept { return table_->is_done(self_, point); }
+    [[nodiscard]] bool is_done(ticket point) const noexcept {
+        return table_->is_done(self_, point);
+    }
     status wait(ticket point) const noexcept { return table_->wait(self_, point); }
 
 private:
@@ -63,13 +65,19 @@ public:
     [[nodiscard]] explicit operator bool() const noexcept { return self_ != nullptr; }
     friend bool operator==(space_port a, space_port b) noexcept { return a.self_ == b.self_; }
 
-    result<void*> map(const page_request& request) const noexcept { return table_->map(self_, request); }
+    result<void*> map(const page_request& request) const noexcept {
+        return table_->map(self_, request);
+    }
     status unmap(void* pointer) const noexcept { return table_->unmap(self_, pointer); }
     status prefetch(node_id node, void* pointer, std::size_t bytes) const noexcept {
         return table_->prefetch(self_, node, pointer, bytes);
     }
-    [[nodiscard]] resource_usage usage(node_id node) const noexcept { return table_->usage(self_, node); }
-    [[nodiscard]] reach reach_of(node_id node) const noexcept { return table_->reach_of(self_, node); }
+    [[nodiscard]] resource_usage usage(node_id node) const noexcept {
+        return table_->usage(self_, node);
+    }
+    [[nodiscard]] reach reach_of(node_id node) const noexcept {
+        return table_->reach_of(self_, node);
+    }
     [[nodiscard]] queue_port queues() const noexcept { return {self_, table_->queues}; }
 
 private:

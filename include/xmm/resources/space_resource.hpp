@@ -29,7 +29,9 @@ public:
     ~space_resource() override { give_back_all(); }
 
     [[nodiscard]] space_port space() const noexcept { return space_; }
-    [[nodiscard]] resource_usage usage() const noexcept override { return space_.usage(this->node()); }
+    [[nodiscard]] resource_usage usage() const noexcept override {
+        return space_.usage(this->node());
+    }
     [[nodiscard]] queue_port queues() const noexcept override { return space_.queues(); }
 
     // Unmaps the blocks that their queues have passed. Every other call does so as well.
@@ -46,7 +48,8 @@ protected:
         pattern_.name = name;
     }
     // The node, if the space has it and it is of the wanted kind.
-    static node_id checked(space_port space, node_id node, const char* why, reach wanted = reach::none) {
+    static node_id checked(space_port space, node_id node, const char* why,
+                           reach wanted = reach::none) {
         const reach kind = space ? space.reach_of(node) : reach::none;
         if (kind == reach::none || !includes(kind, wanted)) {
             throw std::invalid_argument{why};
@@ -75,7 +78,8 @@ private:
         ticket point;
     };
 
-    void do_deallocate_on(stream_ref stream, void* pointer, std::size_t, std::size_t) noexcept override {
+    void do_deallocate_on(stream_ref stream, void* pointer, std::size_t,
+                          std::size_t) noexcept override {
         if (stream.queue() == queue_id{} || !try_keep(stream.queue(), pointer)) {
             (void)stream.synchronize();  // fails on a lost device only, which runs nothing any more
             unmap(pointer);
@@ -134,8 +138,8 @@ private:
     }
     void unmap(void* pointer) noexcept {
         if (const status outcome = space_.unmap(pointer); !outcome) {
-            std::fprintf(stderr, "xmm: %s: %p stays mapped: %s (%s)\n", this->name(), pointer, outcome.why,
-                         name_of(outcome.code));
+            std::fprintf(stderr, "xmm: %s: %p stays mapped: %s (%s)\n", this->name(), pointer,
+                         outcome.why, name_of(outcome.code));
         }
     }
     bool do_is_equal_to(const resource_base& other) const noexcept override {
@@ -155,25 +159,30 @@ class unified_resource final : public space_resource<reach::host_and_device> {
 public:
     explicit unified_resource(space_port space, node_id preferred = no_node,
                               std::size_t granule_bytes = 0)
-        : space_resource{"unified",
-                         preferred == no_node
-                             ? any_host
-                             : checked(space, preferred, "xmm::unified_resource: the space has no such node"),
-                         space, {.granule_bytes = granule_bytes, .preferred = preferred}} {}
+        : space_resource{
+              "unified",
+              preferred == no_node
+                  ? any_host
+                  : checked(space, preferred, "xmm::unified_resource: the space has no such node"),
+              space,
+              {.granule_bytes = granule_bytes, .preferred = preferred}} {}
 };
 
 // Memory of one device, out of the CPU's reach; it never moves.
 class device_resource final : public space_resource<reach::device> {
 public:
     device_resource(space_port space, node_id device)
-        : space_resource{"device",
-                         checked(space, device, "xmm::device_resource: the space has no such device",
-                                 reach::device),
-                         space, {.fixed = device}} {}
+        : space_resource{
+              "device",
+              checked(space, device, "xmm::device_resource: the space has no such device",
+                      reach::device),
+              space,
+              {.fixed = device}} {}
 };
 
 struct pinned_options {
-    bool touch = true;     // all pages exist when allocate returns, so nothing is slower the first time
+    bool touch =
+        true;  // all pages exist when allocate returns, so nothing is slower the first time
     unsigned threads = 0;  // that touch them; 0: as many as pay off
 };
 
@@ -182,9 +191,11 @@ class pinned_resource final : public space_resource<reach::host_and_device> {
 public:
     explicit pinned_resource(space_port space, node_id host = any_host, pinned_options options = {})
         : space_resource{"pinned",
-                         checked(space, host, "xmm::pinned_resource: the space has no such host node",
+                         checked(space, host,
+                                 "xmm::pinned_resource: the space has no such host node",
                                  reach::host),
-                         space, {.fixed = host}},
+                         space,
+                         {.fixed = host}},
           options_{options} {}
 
 private:
@@ -201,8 +212,9 @@ private:
         constexpr std::size_t most = 16;
         const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
         const std::size_t threads =
-            options_.threads != 0 ? options_.threads
-                                  : std::clamp<std::size_t>(bytes / worth_a_thread, 1, std::min(cores, most));
+            options_.threads != 0
+                ? options_.threads
+                : std::clamp<std::size_t>(bytes / worth_a_thread, 1, std::min(cores, most));
         const std::size_t share = align_up(bytes / threads + 1, page_bytes);
         std::vector<std::thread> helpers;
         std::size_t done = share;  // the first share is this thread's

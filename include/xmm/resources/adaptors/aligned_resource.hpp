@@ -16,9 +16,12 @@ template <class Upstream>
 class aligned_resource final : public adaptor<Upstream> {
 public:
     aligned_resource(Upstream& upstream, std::size_t alignment, std::size_t threshold_bytes = 0)
-        : adaptor<Upstream>{"aligned", upstream}, alignment_{alignment}, threshold_bytes_{threshold_bytes} {
+        : adaptor<Upstream>{"aligned", upstream},
+          alignment_{alignment},
+          threshold_bytes_{threshold_bytes} {
         if (!std::has_single_bit(alignment)) {
-            throw std::invalid_argument{"xmm::aligned_resource: an alignment must be a power of two"};
+            throw std::invalid_argument{
+                "xmm::aligned_resource: an alignment must be a power of two"};
         }
     }
 
@@ -36,7 +39,8 @@ private:
     bool do_is_equal_to(const resource_base& other) const noexcept override {
         const auto* same = dynamic_cast<const aligned_resource*>(&other);
         return same != nullptr && same->alignment_ == alignment_ &&
-               same->threshold_bytes_ == threshold_bytes_ && this->upstream().is_equal(same->upstream());
+               same->threshold_bytes_ == threshold_bytes_ &&
+               this->upstream().is_equal(same->upstream());
     }
 
     std::size_t alignment_;

@@ -18,7 +18,8 @@ class binning_resource final : public adaptor<Upstream> {
 public:
     using bin_resource = detail::base_for<Upstream::static_reach>;
 
-    explicit binning_resource(Upstream& upstream) noexcept : adaptor<Upstream>{"binning", upstream} {}
+    explicit binning_resource(Upstream& upstream) noexcept
+        : adaptor<Upstream>{"binning", upstream} {}
 
     // Requests of up to that many bytes. No block is live and nobody allocates meanwhile.
     // Throws std::invalid_argument if the bin's memory is not reached by whom the upstream's is.
@@ -26,7 +27,8 @@ public:
         if (!includes(bin.reachable_by(), Upstream::static_reach)) {
             throw std::invalid_argument{"xmm::binning_resource: not reached like the upstream"};
         }
-        const auto place = std::ranges::lower_bound(bins_, largest_bytes, {}, &bin_entry::largest_bytes);
+        const auto place =
+            std::ranges::lower_bound(bins_, largest_bytes, {}, &bin_entry::largest_bytes);
         bins_.insert(place, {largest_bytes, &bin});
     }
 

@@ -17,7 +17,8 @@ using failure_callback = bool (*)(std::size_t bytes, void* context);
 template <class Upstream>
 class failure_callback_resource final : public adaptor<Upstream> {
 public:
-    failure_callback_resource(Upstream& upstream, failure_callback callback, void* context = nullptr) noexcept
+    failure_callback_resource(Upstream& upstream, failure_callback callback,
+                              void* context = nullptr) noexcept
         : adaptor<Upstream>{"failure callback", upstream}, callback_{callback}, context_{context} {}
 
 private:

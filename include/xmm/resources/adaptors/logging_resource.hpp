@@ -30,7 +30,8 @@ public:
 
     // Writes into a file of its own, from the start.
     logging_resource(Upstream& upstream, const char* path)
-        : adaptor<Upstream>{"logging", upstream}, own_{std::fopen(path, "w"), &std::fclose},
+        : adaptor<Upstream>{"logging", upstream},
+          own_{std::fopen(path, "w"), &std::fclose},
           file_{own_.get()} {
         if (file_ == nullptr) {
             throw std::system_error{errno, std::generic_category(), path};
@@ -68,9 +69,10 @@ private:
         std::tm local{};
         ::localtime_r(&seconds, &local);
         std::array<char, 160> line;
-        const int length = std::snprintf(
-            line.data(), line.size(), "%d,%02d:%02d:%02d.%06d,%s,0x%zx,%zu,%u\n", ::gettid(), local.tm_hour,
-            local.tm_min, local.tm_sec, micros, action, to_address(pointer), bytes, stream.queue().value);
+        const int length =
+            std::snprintf(line.data(), line.size(), "%d,%02d:%02d:%02d.%06d,%s,0x%zx,%zu,%u\n",
+                          ::gettid(), local.tm_hour, local.tm_min, local.tm_sec, micros, action,
+                          to_address(pointer), bytes, stream.queue().value);
         with(lock_, [&] { std::fwrite(line.data(), 1, static_cast<std::size_t>(length), file_); });
     }
 

@@ -74,7 +74,8 @@ public:
     }
     void report(std::FILE* to) const {
         const std::vector<tracked_block> blocks = live();
-        std::fprintf(to, "xmm: %zu blocks with %zu bytes are still live:\n", blocks.size(), live_bytes());
+        std::fprintf(to, "xmm: %zu blocks with %zu bytes are still live:\n", blocks.size(),
+                     live_bytes());
         for (const tracked_block& block : blocks) {
             std::fprintf(to, "  %p  %zu bytes, alignment %zu, number %" PRIu64 ", thread %d\n",
                          block.pointer, block.bytes, block.alignment, block.number, block.thread);
