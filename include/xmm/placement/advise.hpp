@@ -223,7 +223,7 @@ private:
                                                            : "pinned or fixed on another node");
                 } else if (page.is_held()) {
                     next = holds;
-                } else if (page.is_used() && !can_move_used_locked(page)) {
+                } else if (!moves_.can_lose_mappings_locked(page)) {
                     next = uses;
                 } else if (page.current() == residency::duplicated) {
                     const unsigned keep = page.frames[to.slot] != nullptr ? to.slot : page.home;
@@ -274,14 +274,6 @@ private:
         return has_write(page.mapped[to.accessor()])
                    ? status{}
                    : moves_.enter_locked(page, to.accessor(), access::read_write);
-    }
-    bool can_move_used_locked(const granule& page) noexcept {
-        for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
-            if (page.mapped[slot] != access::none && !space_.at_slot(slot).can(ability::moves_under_access)) {
-                return false;
-            }
-        }
-        return true;
     }
 
     address_space& space_;

@@ -171,8 +171,12 @@ private:
         const bool duplicates = page.is_read_mostly && !has_write(state.wanted);
         const bool comes = prefers_this || (!prefers_host && (duplicates || choose(page, state, false) ==
                                                                                placement_choice::on_device));
-        if (!comes && can_map) {
+        const bool can_go = moves_.can_lose_mappings_locked(page);
+        if (can_map && !(comes && can_go)) {
             return map_in_place_locked(page, state);
+        }
+        if (!can_go) {
+            return {.kind = step::await_uses, .va = page.va};
         }
         return begin_move_locked(page, state.from.slot, duplicates);
     }
@@ -189,7 +193,7 @@ private:
         if (page.is_held()) {
             return {.kind = step::await_holds};
         }
-        if (!can_move_from_home_locked(page)) {
+        if (!moves_.can_lose_mappings_locked(page)) {
             return {.kind = step::await_uses, .va = page.va};
         }
         const bool duplicates = page.is_read_mostly && !has_write(state.wanted);
@@ -215,7 +219,7 @@ private:
         if (page.is_held()) {
             return {.kind = step::await_holds};
         }
-        if (!can_move_from_home_locked(page)) {
+        if (!moves_.can_lose_mappings_locked(page)) {
             return {.kind = step::await_uses, .va = page.va};
         }
         // The writer's own copy stays, if it has one; the next look does the rest.
@@ -224,14 +228,6 @@ private:
         return collapsed ? step{.kind = step::again} : step{.outcome = collapsed};
     }
 
-    bool can_move_from_home_locked(const granule& page) noexcept {
-        for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
-            if (page.mapped[slot] != access::none && !space_.at_slot(slot).can(ability::moves_under_access)) {
-                return !page.is_used();
-            }
-        }
-        return true;
-    }
     placement_choice choose(const granule& page, const attempt& state, bool is_first) const noexcept {
         return current_policy().choose({state.from.id, state.wanted, page.va.bytes, is_first});
     }
