@@ -161,6 +161,9 @@ overloads(Fns...) -> overloads<Fns...>;
 // fn may return nothing, or a result whose failure is passed on. The ticket is reached when the work is done.
 template <class Fn>
 [[nodiscard]] result<ticket> launch(queue& line, std::span<const use> uses, Fn&& fn) {
+    if (line.id().value == 0) {
+        return fail(errc::invalid_argument, "a moved-from queue");
+    }
     space_state& state = line.owner();
     result<node*> on = state.check_node(line.node());
     if (!on) {
