@@ -225,6 +225,7 @@ TEST_CASE("space: a copy in queue order whose pages are gone by then is counted"
     REQUIRE(r.of().unmap(data));
     REQUIRE(r.finish(kernel));
     static_cast<void>(r.line().wait(*point));
+    CHECK(r.of().copy_failures() == 1);
     CHECK(r.of().is_valid());
 }
 

@@ -468,7 +468,10 @@ struct queued_copy {
 
     static void run(void* self) noexcept {
         std::unique_ptr<queued_copy> one{static_cast<queued_copy*>(self)};
-        if (!one->state.engine.copies.copy(one->to, one->from, one->bytes)) {
+        // Checked once more: what was unmapped since must not be taken for plain memory.
+        status outcome = one->state.check_side({one->to, one->bytes});
+        outcome = outcome ? one->state.check_side({one->from, one->bytes}) : outcome;
+        if (!outcome || !one->state.engine.copies.copy(one->to, one->from, one->bytes)) {
             // relaxed: a counter.
             one->state.copy_failures.fetch_add(1, std::memory_order_relaxed);
         }
