@@ -360,6 +360,9 @@ TEST_CASE("space: several hosts, each with its budget") {
     fill<std::uint64_t>(more, 8_MiB, 1);
     CHECK(r.home(more) == far);
     CHECK(r.usage(r.host()).used == held);
+    CHECK(r.of().make_resident(more, 1, r.host()).code == errc::no_memory);  // that host and no other
+    CHECK(r.of().make_resident(more, 8_MiB, any_host));
+    CHECK(r.home(more) == far);
     CHECK(r.count_wrong_on_device<std::uint64_t>(more, 8_MiB, 1) == 0);
     REQUIRE(r.of().set_budget(r.device(), 0));  // demoted to where there is room
     CHECK(r.home(more) == far);

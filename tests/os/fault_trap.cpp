@@ -400,6 +400,7 @@ void earlier_with_info(int signal, siginfo_t* info, void* context) {
                             ::sigismember(&mask, SIGSEGV) == 1 && ::sigismember(&mask, SIGUSR1) == 1 &&
                             ::sigismember(&mask, SIGUSR2) == 0;
     open_foreign_page();
+    errno = 99;
 }
 void earlier_plain(int signal) {
     ++earlier_calls;

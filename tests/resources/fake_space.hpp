@@ -9,7 +9,6 @@
 
 #include <map>
 #include <mutex>
-#include <vector>
 
 #include <sys/mman.h>
 
@@ -49,9 +48,6 @@ public:
     void complete(queue_id queue) {
         const std::lock_guard guard{mutex_};
         queues_[queue.value].done = queues_[queue.value].submitted;
-        std::erase_if(later_, [&](const auto& entry) {
-            return is_done_locked(entry.first) && (drop_locked(entry.second), true);
-        });
     }
 
     struct counts {
@@ -127,15 +123,6 @@ private:
         drop_locked(pointer);
         return {};
     }
-    status unmap_after(ticket point, void* pointer) noexcept {
-        const std::lock_guard guard{mutex_};
-        if (is_done_locked(point)) {
-            drop_locked(pointer);
-        } else {
-            later_.emplace_back(point, pointer);
-        }
-        return {};
-    }
     void drop_locked(void* pointer) noexcept {
         const auto at = blocks_.find(to_address(pointer));
         ::munmap(pointer, at->second.bytes);
@@ -159,8 +146,6 @@ private:
         static constexpr space_table functions{
             .map = [](void* s, const page_request& request) noexcept { return self(s).map(request); },
             .unmap = [](void* s, void* pointer) noexcept { return self(s).unmap(pointer); },
-            .unmap_after = [](void* s, ticket point,
-                              void* pointer) noexcept { return self(s).unmap_after(point, pointer); },
             .prefetch = [](void* s, node_id node, void*, std::size_t bytes) noexcept -> status {
                 const std::lock_guard guard{self(s).mutex_};
                 ++self(s).counts_.prefetches;
@@ -200,7 +185,6 @@ private:
     std::size_t capacity_;
     std::map<address, block> blocks_;
     std::map<std::uint32_t, queue_state> queues_;
-    std::vector<std::pair<ticket, void*>> later_;
     page_request last_;
     counts counts_;
     bool refuses_unmaps_ = false;

@@ -58,19 +58,89 @@ TEST_CASE("space_resource: a node that does not fit is refused at once") {
     CHECK_THROWS_AS((device_resource{space.port(), node_id{9}}), std::invalid_argument);
     CHECK_THROWS_AS((pinned_resource{space.port(), fake_space::device}), std::invalid_argument);
     CHECK_NOTHROW((pinned_resource{space.port(), any_host}));
+    CHECK_THROWS_AS((unified_resource{space_port{}}), std::invalid_argument);
+    CHECK_THROWS_AS((device_resource{space_port{}, fake_space::device}), std::invalid_argument);
 }
 
 TEST_CASE("space_resource: given back on a queue, pages go once the queue has passed") {
     fake_space space;
     unified_resource unified{space.port()};
-    void* pointer = unified.allocate(space.stream(fake_space::queue_a), 100);
+    const stream_ref a = space.stream(fake_space::queue_a);
+    const stream_ref b = space.stream(fake_space::queue_b);
+    void* first = unified.allocate(a, 100);
+    void* second = unified.allocate(b, 100);
     space.submit(fake_space::queue_a);
-    unified.deallocate(space.stream(fake_space::queue_a), pointer, 100);
+    space.submit(fake_space::queue_b);
+    unified.deallocate(a, first, 100);
+    unified.deallocate(b, second, 100);
+    CHECK(space.live_blocks() == 2);
+    static_cast<char*>(first)[99] = 1;  // work of the queue may still do that
+
+    SUBCASE("collect takes what is free, in whatever order the queues come to it") {
+        unified.collect();
+        CHECK(space.live_blocks() == 2);
+        space.complete(fake_space::queue_b);
+        unified.collect();
+        CHECK(space.live_blocks() == 1);
+        space.complete(fake_space::queue_a);
+        unified.collect();
+        CHECK(space.live_blocks() == 0);
+    }
+    SUBCASE("so does the next request") {
+        space.complete(fake_space::queue_a);
+        void* next = unified.allocate_sync(100);
+        CHECK(space.live_blocks() == 2);
+        unified.deallocate_sync(next, 100);
+        CHECK(space.live_blocks() == 1);
+    }
+    SUBCASE("the resource takes the rest along when it goes") {
+        {
+            unified_resource other{space.port()};
+            other.deallocate(a, unified.allocate_sync(100), 100);
+            CHECK(space.live_blocks() == 3);
+        }
+        CHECK(space.live_blocks() == 2);
+        CHECK(space.counted().waits == 1);
+    }
+}
+
+TEST_CASE("space_resource: before a request fails, queues are waited for") {
+    fake_space space{4 * page_bytes};
+    unified_resource unified{space.port()};
+    const stream_ref a = space.stream(fake_space::queue_a);
+    void* first = unified.allocate(a, 3 * page_bytes);
+    space.submit(fake_space::queue_a);
+    unified.deallocate(a, first, 3 * page_bytes);
+    void* second = unified.allocate_sync(2 * page_bytes);
+    CHECK(space.counted().waits == 1);
     CHECK(space.live_blocks() == 1);
-    static_cast<char*>(pointer)[99] = 1;  // work of the queue may still do that
-    space.complete(fake_space::queue_b);
-    CHECK(space.live_blocks() == 1);
+    unified.deallocate_sync(second, 2 * page_bytes);
+}
+
+TEST_CASE("space_resource: threads give back on queues while others ask") {
+    fake_space space{64 * page_bytes};
+    unified_resource unified{space.port()};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+        threads.emplace_back([&, t] {
+            const queue_id queue = t % 2 == 0 ? fake_space::queue_a : fake_space::queue_b;
+            for (int i = 0; i < 200; ++i) {
+                void* pointer = unified.allocate(space.stream(queue), 100);
+                *static_cast<int*>(pointer) = i;
+                space.submit(queue);
+                unified.deallocate(space.stream(queue), pointer, 100);
+                if (i % 7 == t) {
+                    space.complete(queue);
+                }
+            }
+        });
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
     space.complete(fake_space::queue_a);
+    space.complete(fake_space::queue_b);
+    unified.collect();
     CHECK(space.live_blocks() == 0);
 }
 

@@ -15,7 +15,7 @@ namespace {
 template <class Fn>
 void check_seconds(double least, double most, Fn&& once) {
     double best = 1e9;
-    for (int i = 0; i < 12 && best > most; ++i) {
+    for (int i = 0; i < (is_slowed ? 2 : 12) && best > most; ++i) {
         const stopwatch watch;
         once();
         const double taken = watch.seconds();
@@ -35,8 +35,8 @@ double transfer_seconds(soft::lane& lane, std::size_t bytes) {
 
 TEST_CASE("a steady stream reaches its rate and never exceeds it") {
     soft::lane lane{2'000'000'000};
-    const double ideal = 64e6 / 2e9;
-    check_seconds(ideal, ideal / 0.98, [&] { lane.charge(queue_priority::normal, 64'000'000); });
+    const double ideal = 400e6 / 2e9;  // long enough that one late wake-up at its end is less than 2 %
+    check_seconds(ideal, ideal / 0.98, [&] { lane.charge(queue_priority::normal, 400'000'000); });
 }
 
 TEST_CASE("an idle lane hands out no credit") {
@@ -126,19 +126,20 @@ TEST_CASE("copies are paced by the direction they take") {
     CHECK(r.driver.statistics(rig::far).link_in_bytes == 0);
 }
 
-TEST_CASE("256 MiB at 2 GB/s come within two percent" * doctest::skip(is_slowed)) {
+TEST_CASE("a steady copy at 2 GB/s comes within two percent" * doctest::skip(is_slowed)) {
     soft::device_options options;
     options.bytes = 256_MiB;
     options.link_in_bytes_per_second = 2'000'000'000;
     rig r{options};
-    const std::size_t bytes = 64_MiB;  // copied four times in one call: the machine's memory is shared
+    const std::size_t bytes = 64_MiB;  // copied many times in one call: the machine's memory is shared
+    const std::size_t count = 12;
     const frame device = r.create(rig::near, bytes);
     const frame host = r.create(rig::host, bytes);
     std::memset(to_pointer(device.standing), 1, bytes);
     std::memset(to_pointer(host.standing), 1, bytes);
     const queue_id queue = r.queue();
-    const std::vector<piece> pieces(4, piece{{device.standing, bytes}, {host.standing, bytes}});
-    const double ideal = static_cast<double>(4 * bytes) / 2e9;
+    const std::vector<piece> pieces(count, piece{{device.standing, bytes}, {host.standing, bytes}});
+    const double ideal = static_cast<double>(count * bytes) / 2e9;
     check_seconds(ideal - 0.002, ideal / 0.98, [&] {
         auto point = r.driver.memcpy(queue, pieces);
         REQUIRE(point);

@@ -129,8 +129,8 @@ public:
         out.part = "k-means";
         out.is_correct = labels_equal && painted_equal && centres == input_.expected.centres &&
                          iterations == input_.expected.iterations;
-        out.check = fmt::format("{} pixels, {} colours, {} steps: {}", show_count(count),
-                                centres.count, iterations,
+        out.check = fmt::format("{} pixels, {} colours, {} step{}: {}", show_count(count),
+                                centres.count, iterations, iterations == 1 ? "" : "s",
                                 out.is_correct ? "labels, centroids and picture as the CPU's"
                                                : "differs from the CPU's run");
         out.data_bytes = count * cluster_input::bytes_per_pixel();

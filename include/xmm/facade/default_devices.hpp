@@ -29,10 +29,15 @@ inline result<std::unique_ptr<soft::driver>> make_soft_driver(const std::vector<
     try {
         std::vector<node_id> device_ids;
         for (std::size_t i = 0; i < devices.size(); ++i) {
-            device_ids.push_back(register_device_node("soft device"));
-            if (device_ids.back() == no_node) {
+            // The hosts of a machine other than this process's may be more: their numbers are passed over.
+            node_id given = register_device_node("soft device");
+            while (given != no_node && machine.is_host(given)) {
+                given = register_device_node("soft device");
+            }
+            if (given == no_node) {
                 return fail(errc::no_memory, "this process has no numbers left for devices");
             }
+            device_ids.push_back(given);
         }
         std::vector<node_id> host_ids;
         std::vector<int> host_numa;

@@ -152,7 +152,7 @@ public:
         }
         region& one = **made;
         if (wanted.fixed != no_node) {
-            const status filled = state_->engine.hints.make_resident(*state_->core.find_node(wanted.fixed), one.va);
+            const status filled = state_->engine.hints.make_resident(state_->core.find_place(wanted.fixed), one.va);
             if (!filled) {
                 static_cast<void>(unmap(to_pointer(one.va.begin)));
                 return filled;
@@ -199,12 +199,12 @@ public:
 
     // gmadvise: see placement/advise.hpp for what each hint does. will_need returns when the pages are there.
     status advise(node_id node, void* pointer, std::size_t bytes, advice what) noexcept {
-        result<xmm::node*> to = state_->check_node(node);
+        result<place> to = state_->check_place(node);
         result<va_range> range = check_advice(pointer, bytes, what);
         if (!to || !range) {
             return to ? range.error() : to.error();
         }
-        return state_->engine.hints.advise(**to, *range, what);
+        return state_->engine.hints.advise(*to, *range, what);
     }
     // will_need on the prefetch threads, while kernels run; other hints are done at once.
     [[nodiscard]] result<completion> advise_async(node_id node, void* pointer, std::size_t bytes,
@@ -213,12 +213,12 @@ public:
             const status outcome = advise(node, pointer, bytes, what);
             return outcome ? result<completion>{completion{}} : result<completion>{outcome};
         }
-        result<xmm::node*> to = state_->check_node(node);
+        result<place> to = state_->check_place(node);
         result<va_range> range = state_->check_range(pointer, bytes);
         if (!to || !range) {
             return to ? range.error() : to.error();
         }
-        auto job = state_->engine.early.start(*range, **to);
+        auto job = state_->engine.early.start(*range, *to);
         if (job == nullptr) {
             return fail(errc::no_memory, "the host has no memory for a prefetch");
         }
@@ -241,6 +241,9 @@ public:
     // shows in copy_failures(): the queue goes on.
     [[nodiscard]] result<ticket> copy(queue& line, void* to, const void* from, std::size_t bytes) noexcept;
 
+    // After no_memory: which node had no room, for how much, what is used, the limit and the cause.
+    [[nodiscard]] shortage last_shortage() const noexcept { return state_->engine.frames.last_shortage(); }
+
     // How many copies in queue order have failed.
     [[nodiscard]] std::uint64_t copy_failures() const noexcept {
         return state_->copy_failures.load(std::memory_order_relaxed);  // relaxed: a counter
@@ -248,19 +251,19 @@ public:
 
     // Every page of the range on that node when it returns; nothing keeps it there.
     status make_resident(void* pointer, std::size_t bytes, node_id node) noexcept {
-        result<xmm::node*> to = state_->check_node(node);
+        result<place> to = state_->check_place(node);
         result<va_range> range = state_->check_range(pointer, bytes);
         if (!to || !range) {
             return to ? range.error() : to.error();
         }
-        return state_->engine.hints.make_resident(**to, *range);
+        return state_->engine.hints.make_resident(*to, *range);
     }
     [[nodiscard]] result<host_access> access_on_host(void* pointer, std::size_t bytes) noexcept {
         result<va_range> range = state_->check_range(pointer, bytes);
         if (!range) {
             return range.error();
         }
-        if (status held = state_->engine.hints.hold(state_->core.at_slot(0), *range); !held) {
+        if (status held = state_->engine.hints.hold(state_->core.find_place(any_host), *range); !held) {
             return held;
         }
         return host_access{*state_, *range};

@@ -43,6 +43,10 @@ public:
         }
         return found;
     }
+    [[nodiscard]] result<place> check_place(node_id id) noexcept {
+        result<node*> found = check_node(id);
+        return found ? result<place>{core.find_place(id)} : result<place>{found.error()};
+    }
     // A range of this space: not empty, not overflowing, mapped as a whole.
     [[nodiscard]] result<va_range> check_range(const void* pointer, std::size_t bytes) noexcept {
         if (status alive = check_alive(); !alive) {

@@ -22,6 +22,12 @@
 
 namespace xmm {
 
+// Where pages are wanted: on one node, or on whichever host they happen to be.
+struct place {
+    node* at = nullptr;
+    bool is_any_host = false;
+};
+
 class address_space {
 public:
     static constexpr unsigned max_backends = 8;
@@ -113,6 +119,21 @@ public:
         }
         return nullptr;
     }
+    // `at` is null if the node is not attached.
+    [[nodiscard]] place find_place(node_id id) noexcept { return {find_node(id), id == any_host}; }
+    // The frame that the page, whose lock is held, has there; null if none.
+    [[nodiscard]] frame_record* frame_at(granule& page, place where) noexcept {
+        if (!where.is_any_host) {
+            return page.frames[where.at->slot];
+        }
+        for (unsigned slot = 0; slot < host_count_; ++slot) {
+            if (page.frames[slot] != nullptr) {
+                return page.frames[slot];
+            }
+        }
+        return nullptr;
+    }
+
     // Where pages of a device go when they leave it, and where it maps host memory from.
     [[nodiscard]] node& host_near(const node& one) noexcept {
         if (one.is_host) {

@@ -106,7 +106,7 @@ public:
     static void release(slot& held) noexcept {
         if (held.holders.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
             held.state.load(std::memory_order_seq_cst) == leaving) {
-            futex_wake(held.holders, wake_everyone);
+            futex_wake_all(held.holders);
         }
     }
 

@@ -21,8 +21,6 @@ namespace xmm::detail {
 using futex_word = std::atomic<std::uint32_t>;
 static_assert(sizeof(futex_word) == sizeof(std::uint32_t) && futex_word::is_always_lock_free);
 
-inline constexpr int wake_everyone = INT_MAX;
-
 inline void futex_wait(futex_word& word, std::uint32_t expected) noexcept {
     ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
 }

@@ -242,7 +242,7 @@ private:
         // Every address is looked at before one is claimed: the first owner may have had to skip some.
         for (const address at : detail::registry_places) {
             if (detail::is_registry_at(at)) {
-                return static_cast<registry*>(to_pointer(at));
+                return found_at(at);
             }
         }
         for (const address at : detail::registry_places) {
@@ -250,10 +250,17 @@ private:
                 return mine;
             }
             if (detail::is_registry_at(at)) {  // lost a race after all: this C library does not lock
-                return static_cast<registry*>(to_pointer(at));
+                return found_at(at);
             }
         }
         return nullptr;
+    }
+
+    static registry* found_at(address at) noexcept {
+        auto* found = static_cast<registry*>(to_pointer(at));
+        // acquire: pairs with the release in claim; the kernel's look at the magic ordered nothing.
+        static_cast<void>(std::atomic_ref{found->magic_}.load(std::memory_order_acquire));
+        return found;
     }
 
     static registry* claim(address at) noexcept {
@@ -275,7 +282,7 @@ private:
             __lsan_register_root_region(got, bytes);
         }
         // release: the magic comes last; a block is complete before it is found.
-        made->magic_.store(detail::registry_magic, std::memory_order_release);
+        std::atomic_ref{made->magic_}.store(detail::registry_magic, std::memory_order_release);
         return made;
     }
 
@@ -334,7 +341,7 @@ private:
         mine.object = memory;
         mine.builder.store(0, std::memory_order_relaxed);
         mine.state.store(ready, std::memory_order_release);
-        detail::futex_wake(mine.state, detail::wake_everyone);
+        detail::futex_wake_all(mine.state);
     }
 
     // Slots are only ever added, so the table lock is short and never held while something is built.
@@ -378,7 +385,8 @@ private:
     }
 
     // (C) constant once claimed  (A) atomic  (T) table lock
-    std::atomic<std::uint64_t> magic_{0};                   // (A)
+    // (A) not even zeroed by the constructor, since others may look at it: fresh memory is zero.
+    std::uint64_t magic_;
     ::pid_t pid_ = 0;                                       // (C)
     bool has_wiped_marker_ = false;                         // (C)
     std::atomic<std::uint32_t> table_lock_{0};              // (A)

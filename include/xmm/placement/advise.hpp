@@ -21,7 +21,7 @@ enum class advice : std::uint8_t {
     unset_read_mostly,
     preferred,          // first touch and faults place it on this node
     unset_preferred,
-    pin,                // to the node (any_host: where it is), and never moved until unpinned as often
+    pin,                // to the node (any_host: some host), and never moved until unpinned as often
     unpin,
 };
 
@@ -38,7 +38,7 @@ public:
         : space_{space}, moves_{moves}, frames_{frames}, early_{early} {}
 
     // `to` is attached, the range not empty and all of it mapped when the call begins.
-    status advise(node& to, va_range range, advice what) noexcept {
+    status advise(place to, va_range range, advice what) noexcept {
         switch (what) {
             case advice::will_need: return bring(to, range);
             case advice::dont_need: return discard(range);
@@ -46,11 +46,11 @@ public:
             case advice::unpin: return unpin(range);
             default: break;
         }
-        return for_each(range, [&](granule& page) { apply_locked(page, to, what); });
+        return for_each(range, [&](granule& page) { apply_locked(page, *to.at, what); });
     }
 
     // Waits until the pages are there, as far as they fit and nothing else holds them.
-    status bring(node& to, va_range range) noexcept {
+    status bring(place to, va_range range) noexcept {
         auto job = early_.start(range, to);
         if (job == nullptr) {
             return fail(errc::no_memory, "the host has no memory for a prefetch");
@@ -60,7 +60,7 @@ public:
     }
 
     // Every page resident on the node, or an error; nothing keeps it there afterwards.
-    status make_resident(node& to, va_range range) noexcept {
+    status make_resident(place to, va_range range) noexcept {
         for (address at = range.begin; at < range.end();) {
             result<va_range> there = settle(to, at, [](granule&) {});
             if (!there) {
@@ -72,7 +72,7 @@ public:
     }
 
     // Resident on the node and held: frames stay until release_hold. All or nothing.
-    status hold(node& to, va_range range) noexcept {
+    status hold(place to, va_range range) noexcept {
         for (address at = range.begin; at < range.end();) {
             result<va_range> there = settle(to, at, [](granule& page) { page.add_hold_locked(); });
             if (!there) {
@@ -91,18 +91,6 @@ public:
             page->drop_hold();
             at = after;
         }
-    }
-
-    // Gives every page of a fixed region its frame and mapping. All or nothing.
-    status populate(node& on, va_range range) noexcept {
-        for (address at = range.begin; at < range.end();) {
-            result<va_range> there = settle(on, at, [](granule&) {});
-            if (!there) {
-                return there.error();
-            }
-            at = there->end();
-        }
-        return {};
     }
 
 private:
@@ -172,7 +160,7 @@ private:
         return {};
     }
 
-    status pin(node& to, va_range range) noexcept {
+    status pin(place to, va_range range) noexcept {
         for (address at = range.begin; at < range.end();) {
             result<va_range> there = settle(to, at, [](granule& page) { ++page.pins; }, true);
             if (!there) {
@@ -201,7 +189,7 @@ private:
     // Brings one granule to the node as its single home, then runs fn(page) with the lock held, in the
     // same breath: nothing can move it in between. Answers the granule's range.
     template <class Fn>
-    result<va_range> settle(node& to, address at, Fn&& fn, bool counts_pins = false) noexcept {
+    result<va_range> settle(place to, address at, Fn&& fn, bool counts_pins = false) noexcept {
         enum { done, again, rest, holds, uses, move } next = done;
         for (unsigned round = 0; round < max_rounds; ++round) {
             granule* found = nullptr;
@@ -214,7 +202,7 @@ private:
                 if (page.is_moving()) {
                     next = rest;
                 } else if (is_at_home_locked(page, to)) {
-                    outcome = enter_home_locked(page, to);
+                    outcome = enter_home_locked(page);
                     if (outcome) {
                         fn(page);
                     }
@@ -226,7 +214,8 @@ private:
                 } else if (!moves_.can_lose_mappings_locked(page)) {
                     next = uses;
                 } else if (page.current() == residency::duplicated) {
-                    const unsigned keep = page.frames[to.slot] != nullptr ? to.slot : page.home;
+                    const frame_record* there = space_.frame_at(page, to);
+                    const unsigned keep = there != nullptr ? there->slot : page.home;
                     outcome = moves_.collapse_locked(page, keep);
                     next = again;
                 } else {
@@ -255,21 +244,24 @@ private:
         }
         return fail(errc::busy, "the page was taken away as often as it was brought in");
     }
-    status move_to(granule& page, node& to, std::size_t bytes) noexcept {
-        result<frame_record*> taken = frames_.obtain(to, bytes);
+    status move_to(granule& page, place to, std::size_t bytes) noexcept {
+        result<frame_record*> taken =
+            to.is_any_host ? frames_.obtain_on_host(*to.at, bytes) : frames_.obtain(*to.at, bytes);
         if (!taken) {
             with(page.lock, [&] { page.end_transit_locked(); });
             return taken.error();
         }
-        transfer one{.moved = &page, .to = *taken, .accessor = to.accessor()};
+        transfer one{.moved = &page, .to = *taken, .accessor = to.at->accessor()};
         static_cast<void>(moves_.move({&one, 1}, false));
         return one.outcome;
     }
-    // A duplicated page counts as at home on a host for readers, not for a pin: it may still be dropped.
-    static bool is_at_home_locked(const granule& page, const node& to) noexcept {
-        return page.home == to.slot && page.current() != residency::duplicated;
+    // As the page's single home: a copy might be dropped.
+    bool is_at_home_locked(granule& page, place to) noexcept {
+        return is_resident(page.current()) && page.current() != residency::duplicated &&
+               space_.frame_at(page, to) != nullptr;
     }
-    status enter_home_locked(granule& page, node& to) noexcept {
+    status enter_home_locked(granule& page) noexcept {
+        node& to = space_.at_slot(page.home);
         to.active.move_to_recent(*page.home_frame());
         return has_write(page.mapped[to.accessor()])
                    ? status{}

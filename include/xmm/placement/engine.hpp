@@ -8,6 +8,8 @@
 // Failure  attach is all or nothing.
 #pragma once
 
+#include <cstdio>
+
 #include <xmm/os/fault_trap.hpp>
 #include <xmm/placement/advise.hpp>
 #include <xmm/placement/policies.hpp>
@@ -81,8 +83,15 @@ private:
             case errc::ok: return cpu_fault_outcome::resolved;
             case errc::not_mapped: return cpu_fault_outcome::not_mapped;
             case errc::busy: return cpu_fault_outcome::refused;
-            default: return cpu_fault_outcome::no_memory;
+            default: *why = describe(engine.frames.last_shortage()); return cpu_fault_outcome::no_memory;
         }
+    }
+    // For the trap's message; the text lasts until this service thread's next one.
+    static const char* describe(const shortage& last) noexcept {
+        static thread_local char text[200];
+        std::snprintf(text, sizeof text, "node %d has no room for %zu bytes: %zu of %zu in use; %s",
+                      last.node.value, last.bytes, last.used, last.limit, last.cause);
+        return text;
     }
     static fault_outcome on_device_fault(void* self, node_id accessor, address at, access wanted) noexcept {
         auto& engine = *static_cast<placement_engine*>(self);

@@ -171,14 +171,13 @@ private:
         const bool duplicates = page.is_read_mostly && !has_write(state.wanted);
         const bool comes = prefers_this || (!prefers_host && (duplicates || choose(page, state, false) ==
                                                                                placement_choice::on_device));
-        const bool can_go = moves_.can_lose_mappings_locked(page);
-        if (can_map && !(comes && can_go)) {
+        // Another device may be using the host's frame and unable to lose it.
+        const bool can_leave = moves_.can_lose_mappings_locked(page);
+        if (can_map && (!comes || !can_leave)) {
             return map_in_place_locked(page, state);
         }
-        if (!can_go) {
-            return {.kind = step::await_uses, .va = page.va};
-        }
-        return begin_move_locked(page, state.from.slot, duplicates);
+        return can_leave ? begin_move_locked(page, state.from.slot, duplicates)
+                         : step{.kind = step::await_uses, .va = page.va};
     }
 
     step look_at_device_page_locked(granule& page, attempt& state) noexcept {

@@ -25,8 +25,8 @@ namespace xmm {
 // A prefetch under way. Shared by the asker and the workers.
 class prefetch_job {
 public:
-    prefetch_job(va_range range, node& to, std::size_t room) noexcept
-        : range_{range}, to_{to}, next_{range.begin}, room_{room} {}
+    prefetch_job(va_range range, place to) noexcept
+        : range_{range}, where_{to}, to_{*to.at}, next_{range.begin}, room_{to.at->book->limit()} {}
 
     void wait() noexcept {
         std::unique_lock lock{lock_};
@@ -47,6 +47,7 @@ private:
     [[nodiscard]] bool is_finished_locked() const noexcept { return is_taken_locked() && workers_ == 0; }
 
     const va_range range_;  // whole granules' pages
+    const place where_;
     node& to_;
     std::mutex lock_;       // guards all below
     std::condition_variable changed_;
@@ -68,10 +69,10 @@ public:
 
     // The range is rounded outward to pages by the caller and mapped. Null when memory for the job is
     // lacking.
-    [[nodiscard]] std::shared_ptr<prefetch_job> start(va_range range, node& to) noexcept {
+    [[nodiscard]] std::shared_ptr<prefetch_job> start(va_range range, place to) noexcept {
         space_.uses().retire_finished();  // pages of finished kernels may move
         try {
-            auto job = std::make_shared<prefetch_job>(range, to, to.book->limit());
+            auto job = std::make_shared<prefetch_job>(range, to);
             std::lock_guard lock{lock_};
             if (is_stopping_) {
                 return nullptr;
@@ -174,7 +175,7 @@ private:
         std::size_t bytes = 0;
         const bool is_mapped = space_.with_granule(job.next_, [&](granule& page) {
             after = page.va.end();
-            if (try_serve_locked(page, job.to_) || !can_bring_locked(page, job.to_)) {
+            if (try_serve_locked(page, job.where_) || !can_bring_locked(page)) {
                 return;
             }
             // A duplicated page has no single frame that could move: what comes is one more copy.
@@ -192,11 +193,12 @@ private:
         return bytes;
     }
     // Resident there already: to the recent end, and mapped.
-    bool try_serve_locked(granule& page, node& to) noexcept {
-        frame_record* there = page.frames[to.slot];
+    bool try_serve_locked(granule& page, place where) noexcept {
+        frame_record* there = space_.frame_at(page, where);
         if (there == nullptr || page.is_moving()) {
             return false;
         }
+        node& to = space_.at_slot(there->slot);
         to.active.move_to_recent(*there);
         if (page.mapped[to.accessor()] == access::none) {
             const bool is_shared = page.current() == residency::duplicated;
@@ -205,15 +207,14 @@ private:
         }
         return true;
     }
-    bool can_bring_locked(const granule& page, const node& to) noexcept {
+    bool can_bring_locked(const granule& page) noexcept {
         if (page.is_moving() || page.is_held() || page.pins > 0 || page.is_fixed) {
             return false;
         }
         if (!moves_.can_lose_mappings_locked(page)) {
             return false;
         }
-        // A copy may join others; a duplicated page moves nowhere as a whole.
-        return page.current() != residency::duplicated || page.is_read_mostly || to.is_host;
+        return true;
     }
 
     std::size_t bring(std::span<transfer> batch, node& to) noexcept {

@@ -14,6 +14,15 @@
 
 namespace xmm {
 
+// Why a node had no frame for somebody.
+struct shortage {
+    node_id node = no_node;
+    std::size_t bytes = 0;  // asked for
+    std::size_t used = 0;   // by this process then
+    std::size_t limit = 0;
+    const char* cause = "";
+};
+
 class reclaimer {
 public:
     static constexpr std::size_t batch_bytes = std::size_t{32} << 20;
@@ -37,7 +46,17 @@ public:
                 break;
             }
         }
-        return from.pool.take(bytes);
+        result<frame_record*> taken = from.pool.take(bytes);
+        if (!taken) {
+            const shortage now{from.id, bytes, from.book->used(), from.book->limit(), taken.error().why};
+            with(shortage_lock_, [&] { last_shortage_ = now; });
+        }
+        return taken;
+    }
+    // The last time that obtain found nothing; node no_node: never.
+    [[nodiscard]] shortage last_shortage() const noexcept {
+        std::lock_guard guard{shortage_lock_};
+        return last_shortage_;
     }
 
     // A frame for pages that leave a device: on the nearest host, else on any.
@@ -203,6 +222,8 @@ private:
 
     address_space& space_;
     mover& moves_;
+    mutable ranked_mutex<lock_rank::leaf> shortage_lock_;
+    shortage last_shortage_;  // guarded by shortage_lock_
 };
 
 }  // namespace xmm

@@ -19,50 +19,52 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <xmm/os/topology.hpp>
 #include <xmm/resources/memory_resource.hpp>
 
 namespace xmm {
 namespace detail {
 
-// The NUMA nodes that a mapping is placed on, and how.
+// The host nodes that a mapping is placed on, and how.
 class numa_policy {
 public:
     enum class kind : int { preferred = 1, interleave = 3 };  // the kernel's numbers
 
-    numa_policy() = default;
     explicit numa_policy(kind how) noexcept : how_{how} {}
 
-    void add(node_id host) noexcept {
-        const auto os_index = static_cast<std::size_t>(host.value);
-        if (host.value >= 0 && os_index < most_nodes) {
-            mask_[os_index / bits] |= 1UL << (os_index % bits);
+    // Passes over what is no host, and hosts that memory cannot be bound to.
+    void add(node_id node) {
+        const topology& machine = machine_topology();
+        if (!machine.is_host(node)) {
+            return;
+        }
+        const host_node& host = machine.hosts()[static_cast<std::size_t>(node.value)];
+        if (host.can_bind && host.os_index < most_nodes) {
+            mask_[host.os_index / word_bits] |= 1UL << (host.os_index % word_bits);
             is_empty_ = false;
         }
     }
     // A raw system call: libnuma would be a dependency for one line.
     void apply(void* begin, std::size_t bytes) const noexcept {
         if (!is_empty_) {
-            (void)::syscall(SYS_mbind, begin, bytes, static_cast<int>(how_), mask_.data(), most_nodes + 1, 0);
+            (void)::syscall(SYS_mbind, begin, align_up(bytes, os_page_bytes()), static_cast<int>(how_),
+                            mask_.data(), most_nodes + 1, 0);
         }
     }
 
 private:
-    static constexpr std::size_t bits = 8 * sizeof(unsigned long);
+    static constexpr std::size_t word_bits = 8 * sizeof(unsigned long);
     static constexpr std::size_t most_nodes = 1024;
 
-    std::array<unsigned long, most_nodes / bits> mask_{};
-    kind how_ = kind::preferred;
+    std::array<unsigned long, most_nodes / word_bits> mask_{};
+    kind how_;
     bool is_empty_ = true;
 };
 
-[[nodiscard]] inline std::size_t os_page() noexcept {
-    return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-}
-
 // A private mapping, aligned as asked; nullptr with errno set if there is none.
 [[nodiscard]] inline void* map_plain(std::size_t bytes, std::size_t alignment) noexcept {
-    const std::size_t length = align_up(bytes, os_page());
-    const std::size_t spare = alignment > os_page() ? alignment - os_page() : 0;
+    const std::size_t length = align_up(bytes, os_page_bytes());
+    const std::size_t spare = alignment > os_page_bytes() ? alignment - os_page_bytes() : 0;
     void* raw = ::mmap(nullptr, length + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) {
         return nullptr;
@@ -82,7 +84,7 @@ private:
 }
 
 inline void unmap_plain(void* pointer, std::size_t bytes) noexcept {
-    ::munmap(pointer, align_up(bytes, os_page()));
+    ::munmap(pointer, align_up(bytes, os_page_bytes()));
 }
 
 }  // namespace detail
@@ -93,7 +95,7 @@ public:
     static constexpr reach static_reach = reach::host;
     static constexpr std::size_t least_mapped_bytes = std::size_t{256} << 10;
 
-    explicit host_resource(node_id node = any_host) noexcept
+    explicit host_resource(node_id node = any_host)
         : memory_resource{"host", node, static_reach} {
         policy_.add(node);
     }
@@ -107,7 +109,7 @@ private:
         if (is_mapped(bytes, alignment)) {
             pointer = detail::map_plain(bytes, alignment);
             if (pointer != nullptr) {
-                policy_.apply(pointer, align_up(bytes, detail::os_page()));
+                policy_.apply(pointer, bytes);
             }
         } else {
             pointer = ::operator new(bytes, std::align_val_t{alignment}, std::nothrow);
@@ -140,7 +142,7 @@ public:
     static constexpr reach static_reach = reach::host;
 
     // No nodes: first touch decides, as if there were no policy.
-    explicit interleave_resource(std::span<const node_id> nodes) noexcept
+    explicit interleave_resource(std::span<const node_id> nodes)
         : memory_resource{"interleave", any_host, static_reach} {
         for (const node_id node : nodes) {
             policy_.add(node);
@@ -153,7 +155,7 @@ private:
         if (pointer == nullptr) {
             refuse(bytes, "the system has no memory or no address space left", errno);
         }
-        policy_.apply(pointer, align_up(bytes, detail::os_page()));
+        policy_.apply(pointer, bytes);
         return pointer;
     }
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t bytes,

@@ -31,7 +31,7 @@ struct queue_table {
 struct space_table {
     result<void*> (*map)(void* self, const page_request& request) noexcept;  // zero-filled
     status (*unmap)(void* self, void* pointer) noexcept;                     // the start of a map
-    status (*unmap_after)(void* self, ticket point, void* pointer) noexcept;
+    // A hint; the pages may come after the call has returned.
     status (*prefetch)(void* self, node_id node, void* pointer, std::size_t bytes) noexcept;
     resource_usage (*usage)(void* self, node_id node) noexcept;
     reach (*reach_of)(void* self, node_id node) noexcept;  // host, device; none: no such node
@@ -65,9 +65,6 @@ public:
 
     result<void*> map(const page_request& request) const noexcept { return table_->map(self_, request); }
     status unmap(void* pointer) const noexcept { return table_->unmap(self_, pointer); }
-    status unmap_after(ticket point, void* pointer) const noexcept {
-        return table_->unmap_after(self_, point, pointer);
-    }
     status prefetch(node_id node, void* pointer, std::size_t bytes) const noexcept {
         return table_->prefetch(self_, node, pointer, bytes);
     }

@@ -3,10 +3,10 @@
 //
 // Model    Every block is a mapping of its own, whole 2 MiB pages: pool_resource serves small blocks.
 //          Fresh memory reads as zero. Resources of one kind, space and node are equal.
-//          Given back on a queue of the space, the pages go once the queue has passed that point; on
-//          another library's stream, the call waits for it.
-// Threads  Any.
-// Failure  Above 2 MiB of alignment it is the space that decides; one that cannot refuses.
+//          Given back on a queue of the space, a block is kept until the queue has passed that point and
+//          unmapped by a later call; on another library's stream, the call waits for it.
+// Threads  Any. One lock guards the blocks that are kept: rank leaf, never held while the space is called.
+// Failure  When the space has no memory, kept blocks are waited for and it is asked once more.
 //          A block that the space does not take back stays mapped, with a line on stderr.
 #pragma once
 
@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include <xmm/core/lock.hpp>
 #include <xmm/resources/memory_resource.hpp>
 
 namespace xmm {
@@ -25,27 +26,42 @@ class space_resource : public detail::base_for<Who> {
 public:
     static constexpr reach static_reach = Who;
 
+    ~space_resource() override { give_back_all(); }
+
     [[nodiscard]] space_port space() const noexcept { return space_; }
     [[nodiscard]] resource_usage usage() const noexcept override { return space_.usage(this->node()); }
     [[nodiscard]] queue_port queues() const noexcept override { return space_.queues(); }
 
+    // Unmaps the blocks that their queues have passed. Every other call does so as well.
+    void collect() noexcept {
+        collect_if([&](const kept_block& block) { return space_.queues().is_done(block.point); });
+    }
+
 protected:
-    space_resource(const char* name, node_id node, space_port space, page_request pattern) noexcept
+    space_resource(const char* name, node_id node, space_port space, page_request pattern)
         : detail::base_for<Who>{name, node, Who}, space_{space}, pattern_{pattern} {
+        if (!space) {
+            throw std::invalid_argument{"xmm: a resource needs a space"};
+        }
         pattern_.name = name;
     }
     // The node, if the space has it and it is of the wanted kind.
     static node_id checked(space_port space, node_id node, const char* why, reach wanted = reach::none) {
-        const reach kind = space.reach_of(node);
+        const reach kind = space ? space.reach_of(node) : reach::none;
         if (kind == reach::none || !includes(kind, wanted)) {
             throw std::invalid_argument{why};
         }
         return node;
     }
     void* do_allocate_on(stream_ref, std::size_t bytes, std::size_t alignment) override {
+        collect();
         page_request request = pattern_;
         request.bytes = bytes;
         request.alignment = std::max(alignment, page_bytes);
+        if (result<void*> pages = space_.map(request)) {
+            return *pages;
+        }
+        give_back_all();
         result<void*> pages = space_.map(request);
         if (!pages) {
             this->refuse(bytes, pages.error().why, pages.error().driver_code);
@@ -54,21 +70,73 @@ protected:
     }
 
 private:
+    struct kept_block {
+        void* pointer;
+        ticket point;
+    };
+
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t, std::size_t) noexcept override {
-        const status outcome = give_back(stream, pointer);
-        if (!outcome) {
+        if (stream.queue() == queue_id{} || !try_keep(stream.queue(), pointer)) {
+            (void)stream.synchronize();  // fails on a lost device only, which runs nothing any more
+            unmap(pointer);
+        }
+        collect();
+    }
+    bool try_keep(queue_id queue, void* pointer) noexcept {
+        result<ticket> point = space_.queues().record(queue);
+        if (!point) {
+            return false;
+        }
+        try {
+            with(lock_, [&] { kept_.push_back({pointer, *point}); });
+            return true;
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+    }
+    void give_back_all() noexcept {
+        collect_if([&](const kept_block& block) {
+            (void)space_.queues().wait(block.point);  // a lost device is done, too
+            return true;
+        });
+    }
+    // The queues are asked, and waited for, without the lock; what two threads find free, one takes.
+    template <class Condition>
+    void collect_if(Condition&& is_free) noexcept {
+        for (std::size_t index = 0;;) {
+            kept_block one{};
+            const bool is_left = with(lock_, [&] {
+                const bool has_one = index < kept_.size();
+                one = has_one ? kept_[index] : kept_block{};
+                return has_one;
+            });
+            if (!is_left) {
+                return;
+            }
+            if (!is_free(one)) {
+                ++index;
+            } else if (try_take(one)) {
+                unmap(one.pointer);
+            }
+        }
+    }
+    bool try_take(const kept_block& wanted) noexcept {
+        return with(lock_, [&] {
+            const auto at = std::ranges::find_if(kept_, [&](const kept_block& one) {
+                return one.pointer == wanted.pointer && one.point.value == wanted.point.value;
+            });
+            const bool is_there = at != kept_.end();
+            if (is_there) {
+                kept_.erase(at);
+            }
+            return is_there;
+        });
+    }
+    void unmap(void* pointer) noexcept {
+        if (const status outcome = space_.unmap(pointer); !outcome) {
             std::fprintf(stderr, "xmm: %s: %p stays mapped: %s (%s)\n", this->name(), pointer, outcome.why,
                          name_of(outcome.code));
         }
-    }
-    status give_back(stream_ref stream, void* pointer) noexcept {
-        if (stream.queue() != queue_id{}) {
-            if (result<ticket> point = space_.queues().record(stream.queue())) {
-                return space_.unmap_after(*point, pointer);
-            }
-        }
-        (void)stream.synchronize();  // fails on a lost device only, which runs nothing any more
-        return space_.unmap(pointer);
     }
     bool do_is_equal_to(const resource_base& other) const noexcept override {
         const auto* same = dynamic_cast<const space_resource*>(&other);
@@ -77,6 +145,8 @@ private:
 
     space_port space_;
     page_request pattern_;
+    ranked_mutex<lock_rank::leaf> lock_;
+    std::vector<kept_block> kept_;  // under lock_, oldest first
 };
 
 // One pointer valid on the CPU and on every device of the space; its pages move, and rather live on

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// resource_port.hpp - a space as the memory resources see it.
+//
+// Model    port_of(space) is what unified_resource, device_resource, pinned_resource and the pools are made
+//          from. The space stays where it is, and alive, as long as they do: it is not moved.
+// Threads  Any.
+#pragma once
+
+#include <xmm/facade/space.hpp>
+#include <xmm/resources/space_port.hpp>
+
+namespace xmm {
+namespace detail {
+
+// The functions behind the port of a space.
+struct port_functions {
+    static space& of(void* self) noexcept { return *static_cast<space*>(self); }
+
+    static result<void*> map(void* self, const page_request& wanted) noexcept {
+        return of(self).map(wanted.bytes, {.granule_bytes = wanted.granule_bytes,
+                                           .alignment = wanted.alignment,
+                                           .preferred = wanted.preferred,
+                                           .fixed = wanted.fixed,
+                                           .name = wanted.name});
+    }
+    static status unmap(void* self, void* pointer) noexcept { return of(self).unmap(pointer); }
+    static status prefetch(void* self, node_id node, void* pointer, std::size_t bytes) noexcept {
+        return of(self).advise_async(node, pointer, bytes, advice::will_need).error();
+    }
+    static resource_usage usage(void* self, node_id node) noexcept {
+        result<node_usage> found = of(self).usage(node);
+        return found ? resource_usage{found->used, found->limit} : resource_usage{};
+    }
+    static reach reach_of(void* self, node_id node) noexcept {
+        const xmm::node* found = of(self).state().core.find_node(node);
+        return found == nullptr ? reach::none : (found->is_host ? reach::host : reach::device);
+    }
+    static result<ticket> record(void* self, queue_id queue) noexcept {
+        return driver_of(self, queue).record(queue);
+    }
+    static bool is_done(void* self, ticket point) noexcept {
+        return driver_of(self, point.queue).is_done(point);
+    }
+    static status wait(void* self, ticket point) noexcept {
+        return driver_of(self, point.queue).wait(point);
+    }
+    // The driver that has the queue: all devices of a space have one, unless more were attached.
+    static backend_ref driver_of(void* self, queue_id queue) noexcept {
+        address_space& core = of(self).state().core;
+        const backend_ref first = core.at_slot(core.node_count() - 1).driver;
+        for (unsigned slot = 0; slot < core.node_count(); ++slot) {
+            const backend_ref one = core.at_slot(slot).driver;
+            if (!(one == first) && one.record(queue)) {
+                return one;
+            }
+        }
+        return first;
+    }
+
+    static constexpr space_table table() noexcept {
+        return {&map, &unmap, &prefetch, &usage, &reach_of, {&record, &is_done, &wait}};
+    }
+};
+
+inline constexpr space_table table_of_space = port_functions::table();
+
+}  // namespace detail
+
+[[nodiscard]] inline space_port port_of(space& one) noexcept { return {&one, detail::table_of_space}; }
+
+}  // namespace xmm
