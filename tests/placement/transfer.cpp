@@ -108,8 +108,10 @@ TEST_CASE("transfer: every pair of kinds of memory, at odd offsets and sizes") {
             expected = got;
             for (const stretch& one : stretches) {
                 REQUIRE(r.of().copy(to + one.to, from + one.from, one.bytes));
-                for (std::size_t i = 0; i < one.bytes; ++i) {
-                    expected[one.to + i] = is_zero ? 0 : pattern[one.from + i];
+                if (is_zero) {
+                    std::memset(expected.data() + one.to, 0, one.bytes);
+                } else {
+                    std::memcpy(expected.data() + one.to, pattern.data() + one.from, one.bytes);
                 }
                 if (one.bytes != area_bytes) {
                     // All around it as well; the large ones are looked at once.
