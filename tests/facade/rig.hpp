@@ -90,7 +90,7 @@ struct rig {
         REQUIRE(run(data, bytes, access::write, [seed](device_view<T> view) {
             view.for_each_span(0, view.size(), [&](std::span<T> some, std::size_t first) {
                 for (std::size_t i = 0; i < some.size(); ++i) {
-                    some[i] = seed + static_cast<T>(first + i);
+                    some[i] = static_cast<T>(seed + static_cast<T>(first + i));
                 }
             });
         }, device));
@@ -103,7 +103,7 @@ struct rig {
             const device_view<const T> view = all;
             view.for_each_span(0, view.size(), [&](std::span<const T> some, std::size_t first) {
                 for (std::size_t i = 0; i < some.size(); ++i) {
-                    wrong += some[i] != seed + static_cast<T>(first + i) ? 1 : 0;
+                    wrong += some[i] != static_cast<T>(seed + static_cast<T>(first + i)) ? 1 : 0;
                 }
             });
         }, device);
@@ -217,14 +217,14 @@ T* page_of(T* data, std::size_t page) {
 template <class T>
 void fill(T* data, std::size_t bytes, T seed) {
     for (std::size_t i = 0; i < bytes / sizeof(T); ++i) {
-        data[i] = seed + static_cast<T>(i);
+        data[i] = static_cast<T>(seed + static_cast<T>(i));
     }
 }
 template <class T>
 std::size_t count_wrong(const T* data, std::size_t bytes, T seed) {
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < bytes / sizeof(T); ++i) {
-        wrong += data[i] != seed + static_cast<T>(i) ? 1 : 0;
+        wrong += data[i] != static_cast<T>(seed + static_cast<T>(i)) ? 1 : 0;
     }
     return wrong;
 }

@@ -10,6 +10,7 @@
 
 #include <xmm/concepts/backend_table.hpp>
 #include <xmm/mapping/use.hpp>
+#include <xmm/os/registry.hpp>
 
 namespace xmm {
 
@@ -49,6 +50,9 @@ public:
     [[nodiscard]] result<ticket> record() noexcept {
         if (id_.value == 0) {
             return fail(errc::invalid_argument, "a moved-from queue");
+        }
+        if (registry::is_forked_child()) {
+            return fail(errc::forked, "this is a forked child: the queue is its parent's");
         }
         return driver_.record(id_);
     }

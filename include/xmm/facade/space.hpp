@@ -180,6 +180,9 @@ public:
     }
     // The node that has the data of that address; no_node if it was never touched.
     [[nodiscard]] result<node_id> residency_of(const void* pointer) noexcept {
+        if (status alive = state_->check_alive(); !alive) {
+            return alive;
+        }
         node_id home = no_node;
         const bool is_there = state_->core.with_granule(to_address(pointer), [&](granule& page) {
             if (page.home != no_slot) {
@@ -327,6 +330,9 @@ public:
     }
     // The policy outlives the space, or the next set_policy.
     status set_policy(policy_ref next) noexcept {
+        if (status alive = state_->check_alive(); !alive) {
+            return alive;
+        }
         state_->engine.faults.set_policy(next);
         return {};
     }
@@ -465,7 +471,10 @@ struct queued_copy {
 
     static void run(void* self) noexcept {
         std::unique_ptr<queued_copy> one{static_cast<queued_copy*>(self)};
-        if (!one->state.engine.copies.copy(one->to, one->from, one->bytes)) {
+        // Checked once more: what was unmapped since must not be taken for plain memory.
+        status outcome = one->state.check_side({one->to, one->bytes});
+        outcome = outcome ? one->state.check_side({one->from, one->bytes}) : outcome;
+        if (!outcome || !one->state.engine.copies.copy(one->to, one->from, one->bytes)) {
             // relaxed: a counter.
             one->state.copy_failures.fetch_add(1, std::memory_order_relaxed);
         }
@@ -475,7 +484,7 @@ struct queued_copy {
 }  // namespace detail
 
 inline result<ticket> space::copy(queue& line, void* to, const void* from, std::size_t bytes) noexcept {
-    if (bytes == 0) {
+    if (bytes == 0 || line.id().value == 0) {
         return line.record();
     }
     if (status checked = check_copy(to, from, bytes); !checked) {

@@ -211,7 +211,7 @@ private:
                                                            : "pinned or fixed on another node");
                 } else if (page.is_held()) {
                     next = holds;
-                } else if (page.is_used() && !can_move_used_locked(page)) {
+                } else if (!moves_.can_lose_mappings_locked(page)) {
                     next = uses;
                 } else if (page.current() == residency::duplicated) {
                     const frame_record* there = space_.frame_at(page, to);
@@ -236,7 +236,7 @@ private:
                 case holds: found->await_no_holds(); break;
                 case uses: space_.uses().await_unused(*found, va); break;
                 case move:
-                    if (status moved = move_to(*found, *to.at, va.bytes); !moved) {
+                    if (status moved = move_to(*found, to, va.bytes); !moved) {
                         return moved;
                     }
                     break;
@@ -244,13 +244,14 @@ private:
         }
         return fail(errc::busy, "the page was taken away as often as it was brought in");
     }
-    status move_to(granule& page, node& to, std::size_t bytes) noexcept {
-        result<frame_record*> taken = to.is_host ? frames_.obtain_on_host(to, bytes) : frames_.obtain(to, bytes);
+    status move_to(granule& page, place to, std::size_t bytes) noexcept {
+        result<frame_record*> taken =
+            to.is_any_host ? frames_.obtain_on_host(*to.at, bytes) : frames_.obtain(*to.at, bytes);
         if (!taken) {
             with(page.lock, [&] { page.end_transit_locked(); });
             return taken.error();
         }
-        transfer one{.moved = &page, .to = *taken, .accessor = to.accessor()};
+        transfer one{.moved = &page, .to = *taken, .accessor = to.at->accessor()};
         static_cast<void>(moves_.move({&one, 1}, false));
         return one.outcome;
     }
@@ -265,14 +266,6 @@ private:
         return has_write(page.mapped[to.accessor()])
                    ? status{}
                    : moves_.enter_locked(page, to.accessor(), access::read_write);
-    }
-    bool can_move_used_locked(const granule& page) noexcept {
-        for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
-            if (page.mapped[slot] != access::none && !space_.at_slot(slot).can(ability::moves_under_access)) {
-                return false;
-            }
-        }
-        return true;
     }
 
     address_space& space_;

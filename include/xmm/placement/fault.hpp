@@ -172,7 +172,7 @@ private:
         const bool comes = prefers_this || (!prefers_host && (duplicates || choose(page, state, false) ==
                                                                                placement_choice::on_device));
         // Another device may be using the host's frame and unable to lose it.
-        const bool can_leave = can_move_from_home_locked(page);
+        const bool can_leave = moves_.can_lose_mappings_locked(page);
         if (can_map && (!comes || !can_leave)) {
             return map_in_place_locked(page, state);
         }
@@ -192,7 +192,7 @@ private:
         if (page.is_held()) {
             return {.kind = step::await_holds};
         }
-        if (!can_move_from_home_locked(page)) {
+        if (!moves_.can_lose_mappings_locked(page)) {
             return {.kind = step::await_uses, .va = page.va};
         }
         const bool duplicates = page.is_read_mostly && !has_write(state.wanted);
@@ -218,7 +218,7 @@ private:
         if (page.is_held()) {
             return {.kind = step::await_holds};
         }
-        if (!can_move_from_home_locked(page)) {
+        if (!moves_.can_lose_mappings_locked(page)) {
             return {.kind = step::await_uses, .va = page.va};
         }
         // The writer's own copy stays, if it has one; the next look does the rest.
@@ -227,14 +227,6 @@ private:
         return collapsed ? step{.kind = step::again} : step{.outcome = collapsed};
     }
 
-    bool can_move_from_home_locked(const granule& page) noexcept {
-        for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
-            if (page.mapped[slot] != access::none && !space_.at_slot(slot).can(ability::moves_under_access)) {
-                return !page.is_used();
-            }
-        }
-        return true;
-    }
     placement_choice choose(const granule& page, const attempt& state, bool is_first) const noexcept {
         return current_policy().choose({state.from.id, state.wanted, page.va.bytes, is_first});
     }

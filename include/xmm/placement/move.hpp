@@ -49,6 +49,17 @@ public:
         return flip(batch);
     }
 
+    // With the page lock: whether no unfinished launch depends on a mapping that its device, since it takes
+    // no faults, could not ask for again.
+    [[nodiscard]] bool can_lose_mappings_locked(const granule& one) noexcept {
+        for (unsigned slot = space_.host_count(); slot < space_.node_count() && one.is_used(); ++slot) {
+            if (one.mapped[slot] != access::none && !space_.at_slot(slot).can(ability::moves_under_access)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
     // With the page lock: leaves one frame of a duplicated granule, on that slot, mapped nowhere.
     status collapse_locked(granule& one, unsigned keep) noexcept {
         XMM_ASSERT(one.frames[keep] != nullptr, "collapsed onto a node without a copy");

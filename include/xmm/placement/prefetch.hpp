@@ -211,12 +211,8 @@ private:
         if (page.is_moving() || page.is_held() || page.pins > 0 || page.is_fixed) {
             return false;
         }
-        for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
-            const node& device = space_.at_slot(slot);
-            if (page.mapped[slot] != access::none && page.is_used() &&
-                !device.can(ability::moves_under_access)) {
-                return false;
-            }
+        if (!moves_.can_lose_mappings_locked(page)) {
+            return false;
         }
         return true;
     }

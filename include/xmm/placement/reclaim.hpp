@@ -98,9 +98,9 @@ public:
         return true;
     }
 
-    [[nodiscard]] static bool can_move_locked(const granule& one, const node& from) noexcept {
+    [[nodiscard]] bool can_move_locked(const granule& one) noexcept {
         return !one.is_moving() && !one.is_held() && one.pins == 0 && !one.is_fixed &&
-               (from.can(ability::moves_under_access) || !one.is_used());
+               moves_.can_lose_mappings_locked(one);
     }
 
 private:
@@ -146,7 +146,7 @@ private:
                 if (!page.lock.try_lock()) {
                     return false;
                 }
-                const bool can_go = can_move_locked(page, from) && (!from.is_host || is_copy(page, from));
+                const bool can_go = can_move_locked(page) && (!from.is_host || is_copy(page, from));
                 if (can_go) {
                     page.begin_transit_locked(false);
                     bytes += page.va.bytes;

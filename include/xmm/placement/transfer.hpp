@@ -72,6 +72,9 @@ private:
         frame_record* on = nullptr;
         address at = 0;
         bool is_zero = false;
+        // Clean copies that have to stay, since kernels depend on them: they get the bytes, too.
+        std::array<frame_record*, max_slots> copies{};
+        unsigned copy_count = 0;
     };
 
     std::size_t until_granule_end(address at) noexcept {
@@ -86,18 +89,32 @@ private:
         if (status got = hold(target, to, access::write, part); !got) {
             return got;
         }
+        if (work.count + 1 + target.copy_count > group_size) {
+            drop(target);
+            return fail(errc::busy, "no room in this group");
+        }
         if (status got = hold(source, from, access::read, part); !got) {
             drop(target);
             return got;
         }
+        const std::size_t offset = target.at - (target.on != nullptr ? target.on->backing.standing : 0);
+        group::entry& one = add_entry(work, target, source, part);
+        one.held[0] = target.held;
+        one.held[1] = source.held;
+        for (unsigned i = 0; i < target.copy_count; ++i) {
+            target.on = target.copies[i];
+            target.at = target.on->backing.standing + offset;
+            add_entry(work, target, source, part);
+        }
+        return {};
+    }
+    group::entry& add_entry(group& work, const side& target, const side& source, std::size_t part) noexcept {
         group::entry& one = work.entries[work.count++];
         one = {};
         one.part = {{target.at, part}, {source.at, part}};
         one.is_fill = source.is_zero;
-        one.held[0] = target.held;
-        one.held[1] = source.held;
         choose_carrier(one, target, source);
-        return {};
+        return one;
     }
     void choose_carrier(group::entry& one, const side& target, const side& source) noexcept {
         const bool to_device = target.on != nullptr && !target.on->is_host;
@@ -157,7 +174,13 @@ private:
             if (page.is_held()) {
                 return fail(errc::busy, "the page's copies are in use");
             }
-            if (status collapsed = moves_.collapse_locked(page, page.home); !collapsed) {
+            if (!moves_.can_lose_mappings_locked(page)) {
+                for (frame_record* copy : page.frames) {
+                    if (copy != nullptr && copy != page.home_frame()) {
+                        wanted.copies[wanted.copy_count++] = copy;
+                    }
+                }
+            } else if (status collapsed = moves_.collapse_locked(page, page.home); !collapsed) {
                 return collapsed;
             }
         }

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/facade/launch.hpp>
+
+#include "rig.hpp"
+
+using namespace xmm;
+using namespace xmm::test;
+
+TEST_CASE("launch: bad ranges are refused before anything runs") {
+    rig r;
+    auto* data = r.map(4_MiB);
+    bool ran = false;
+    const auto code = [&](std::vector<use> uses) {
+        return launch(r.line(), std::span<const use>{uses}, [&](soft::stream&) { ran = true; }).code();
+    };
+    int local = 0;
+    CHECK(code({reads(data, 0)}) == errc::invalid_argument);
+    CHECK(code({reads(data, SIZE_MAX)}) == errc::invalid_argument);
+    CHECK(code({reads(data, 8), writes(&local, 4)}) == errc::not_mapped);
+    CHECK(code({reads(data, 4_MiB + 1)}) == errc::not_mapped);
+    CHECK(code({reads(nullptr, 1)}) == errc::not_mapped);
+    CHECK(!ran);
+    CHECK(!r.inspect(data, [](granule& page) { return page.is_used(); }));
+    CHECK(code({}) == errc::ok);
+    CHECK(ran);
+}
+
+TEST_CASE("launch: pages are in use until the work is done") {
+    rig r;
+    auto* data = r.map(40_MiB);
+    std::vector<use> many;
+    for (std::size_t page = 0; page < 20; ++page) {
+        many.push_back(writes(page_of(data, page) + 5, 16));
+    }
+    auto end = std::make_shared<signal_flag>();
+    auto point = launch(r.line(), std::span<const use>{many}, [&](soft::stream& s) {
+        return s.run([end] { end->await(); });
+    });
+    REQUIRE(point);
+    const auto used = [&] {
+        unsigned count = 0;
+        r.of().for_each_granule([&](const granule_view& one) { count += one.is_used ? 1 : 0; });
+        return count;
+    };
+    CHECK(used() == 20);
+    end->set();
+    REQUIRE(r.line().synchronize());
+    CHECK(used() == 0);
+}
+
+TEST_CASE("launch: a function that fails hands its failure on and leaves no marks") {
+    rig r;
+    auto* data = r.map(2_MiB);
+    auto point = launch(r.line(), {writes(data, 8)}, [](soft::stream&) -> result<ticket> {
+        return fail(errc::unsupported, "not today");
+    });
+    CHECK(point.code() == errc::unsupported);
+    CHECK(std::string{point.error().why} == "not today");
+    auto none = launch(r.line(), {writes(data, 8)}, [](int) {});
+    CHECK(none.code() == errc::unsupported);
+    CHECK(!r.inspect(data, [](granule& page) { return page.is_used(); }));
+}
+
+TEST_CASE("launch: ranges of containers, and overloads") {
+    rig r;
+    auto* data = r.map<int>(2_MiB);
+    const std::span<int> all{data, 100};
+    CHECK(reads(all).range == va_range{to_address(data), 400});
+    CHECK(reads(all).who == access::read);
+    CHECK(writes(all).who == access::write);
+    CHECK(reads_writes(all).who == access::read_write);
+    const device_view<int> view{all};
+    auto point = launch(r.line(), {reads_writes(all)}, overloads{[](int) {}, [&](soft::stream& s) {
+                                                                    return s.parallel_for(100, [view](std::size_t i) {
+                                                                        view[i] = static_cast<int>(i);
+                                                                    });
+                                                                }});
+    REQUIRE(point);
+    REQUIRE(r.line().wait(*point));
+    CHECK(data[99] == 99);
+}

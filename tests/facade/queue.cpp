@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/facade/queue.hpp>
+
+#include "rig.hpp"
+
+using namespace xmm;
+using namespace xmm::test;
+
+TEST_CASE("queue: waits for what was submitted, in it and in another") {
+    rig r;
+    auto* data = r.map(2_MiB);
+    auto second = r.of().make_queue(r.device());
+    REQUIRE(second);
+    auto kernel = r.start_kernel<std::uint64_t>(data, 1);
+    REQUIRE(second->wait_for(kernel.done));
+    auto after = second->record();
+    REQUIRE(after);
+    nap(10);
+    CHECK(!second->is_done(*after));
+    CHECK(r.finish(kernel));
+    CHECK(second->wait(*after));
+    CHECK(second->is_done(*after));
+    CHECK(second->is_done(ticket{}));
+    CHECK(second->node() == r.device());
+}
+
+TEST_CASE("queue: a handle that was moved from is refused, its work goes on") {
+    rig r;
+    auto* data = r.map(2_MiB);
+    auto made = r.of().make_queue(r.device());
+    REQUIRE(made);
+    queue first = std::move(*made);
+    queue second = std::move(first);
+    CHECK(first.record().code() == errc::invalid_argument);
+    CHECK(first.synchronize().code == errc::invalid_argument);
+    CHECK(first.wait_for(ticket{}).code == errc::invalid_argument);
+    CHECK(launch(first, {reads(data, 8)}, [](soft::stream&) {}).code() == errc::invalid_argument);
+    std::uint64_t plain = 0;
+    CHECK(r.of().copy(first, &plain, data, 8).code() == errc::invalid_argument);
+    CHECK(!r.inspect(data, [](granule& page) { return page.is_used(); }));
+    CHECK(second.synchronize());
+    first = std::move(second);
+    CHECK(first.synchronize());
+    CHECK(second.record().code() == errc::invalid_argument);
+}
+
+TEST_CASE("queue: of another space") {
+    rig r, other;
+    auto* data = r.map(2_MiB);
+    std::uint64_t plain = 0;
+    CHECK(r.of().copy(other.line(), &plain, data, 8).code() == errc::unknown_node);
+    CHECK(launch(other.line(), {reads(data, 8)}, [](soft::stream&) {}).code() == errc::not_mapped);
+}

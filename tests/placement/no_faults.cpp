@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Devices that take no faults: a launch maps all its pages, and none is taken from a running kernel.
+#include <xmm/placement/engine.hpp>
+
+#include "../core/child.hpp"
+#include "../facade/rig.hpp"
+
+using namespace xmm;
+using namespace xmm::test;
+
+TEST_CASE("no_faults: a launch maps every page before the kernel runs") {
+    rig r{{device_of(32_MiB, false)}};
+    auto* data = r.map(8_MiB);
+    fill<std::uint64_t>(data, 4_MiB, 1);  // half on the host, half untouched
+    bool is_all_mapped = false;
+    const device_view<std::uint64_t> view{data, 8_MiB / 8};
+    auto point = launch(r.line(), {reads_writes(data, 8_MiB)}, [&](soft::stream& s) {
+        is_all_mapped = true;
+        for (std::size_t page = 0; page < 4; ++page) {
+            is_all_mapped &= r.mapped(page_of(data, page), r.device()) == access::read_write;
+        }
+        return s.run([view] { view.update(view.size() - 1, [](std::uint64_t old) { return old + 3; }); });
+    });
+    REQUIRE(point);
+    CHECK(is_all_mapped);
+    REQUIRE(r.line().wait(*point));
+    CHECK(r.state(data) == residency::on_device);
+    CHECK(data[8_MiB / 8 - 1] == 3);
+    CHECK(count_wrong<std::uint64_t>(data, 4_MiB, 1) == 0);
+    CHECK(r.of().state().own_driver->statistics(r.device()).faults == 0);
+}
+
+TEST_CASE("no_faults: a launch larger than the device goes on over the link") {
+    rig r{{device_of(8_MiB, false)}};
+    auto* data = r.map(24_MiB);
+    r.fill_on_device<std::uint64_t>(data, 24_MiB, 7);
+    CHECK(r.counters(r.device()).mapped_in_place > 0);
+    CHECK(r.usage(r.device()).used <= 8_MiB);
+    CHECK(r.count_wrong_on_device<std::uint64_t>(data, 24_MiB, 7) == 0);
+    CHECK(count_wrong<std::uint64_t>(data, 24_MiB, 7) == 0);
+}
+
+TEST_CASE("no_faults: pages of finished launches make room for the next") {
+    rig r{{device_of(8_MiB, false)}};
+    auto* a = r.map(8_MiB);
+    auto* b = r.map(8_MiB);
+    r.fill_on_device<std::uint64_t>(a, 8_MiB, 1);
+    r.fill_on_device<std::uint64_t>(b, 8_MiB, 2);
+    CHECK(r.home(b) == r.device());
+    CHECK(r.home(a) == r.host());
+    CHECK(r.counters(r.device()).mapped_in_place == 0);
+    CHECK(count_wrong<std::uint64_t>(a, 8_MiB, 1) == 0);
+}
+
+TEST_CASE("no_faults: nothing moves what a running kernel uses") {
+    rig r{{device_of(16_MiB, false)}};
+    auto* data = r.map(4_MiB);
+    auto* other = r.map(32_MiB);
+    auto kernel = r.start_kernel<std::uint64_t>(data, 1);
+    auto second = r.of().make_queue(r.device());
+    REQUIRE(second);
+    const device_view<std::uint64_t> view{other, 32_MiB / 8};
+    auto point = launch(*second, {writes(other, 32_MiB)}, [&](soft::stream& s) {  // pressure
+        return s.run([view] {
+            for (std::size_t i = 0; i < view.size(); i += page_bytes / 8) {
+                view.store(i, i);
+            }
+        });
+    });
+    REQUIRE(point);
+    REQUIRE(second->wait(*point));
+    CHECK(r.home(data) == r.device());
+    REQUIRE(r.of().advise(r.host(), data, 4_MiB, advice::will_need));
+    CHECK(r.home(data) == r.device());
+    REQUIRE(r.of().advise(r.host(), data, 4_MiB, advice::dont_need));
+    CHECK(r.home(data) == r.device());
+    CHECK(r.of().set_budget(r.device(), 0).code == errc::busy);
+    CHECK(r.home(data) == r.device());
+    REQUIRE(r.finish(kernel));
+    CHECK(r.of().set_budget(r.device(), 0));
+    CHECK(r.home(data) == r.host());
+    CHECK(data[0] == 2);
+    for (std::size_t page = 0; page < 16; ++page) {
+        CHECK(page_of(other, page)[0] == page * page_bytes / 8);
+    }
+}
+
+TEST_CASE("no_faults: a CPU touch waits for the kernel that uses the page") {
+    rig r{{device_of(16_MiB, false)}};
+    auto* data = r.map(2_MiB);
+    auto kernel = r.start_kernel<std::uint64_t>(data, 10);
+    std::atomic<std::uint64_t> seen{0};
+    std::thread reader{[&] { seen = static_cast<volatile std::uint64_t*>(data)[0]; }};
+    nap(30);
+    CHECK(seen == 0);
+    REQUIRE(r.finish(kernel));
+    reader.join();
+    CHECK(seen == 11);
+}
+
+TEST_CASE("no_faults: two devices, and host memory that one of them has mapped") {
+    rig r{{device_of(16_MiB, false), device_of(16_MiB, false)}};
+    auto* data = r.map(2_MiB, {.granule_bytes = 2_MiB, .preferred = r.host()});
+    auto kernel = r.start_kernel<std::uint64_t>(data, 10, 0);
+    CHECK(r.home(data) == r.host());
+    REQUIRE(r.of().advise(r.host(), data, 2_MiB, advice::unset_preferred));
+    // The other device would have it moved over, but it is in use.
+    r.write_on_device<std::uint64_t>(data + 1, 5, 1);
+    CHECK(r.finish(kernel, 0));
+    CHECK(data[0] == 11);
+    CHECK(data[1] == 5);
+    CHECK(!r.of().state().own_driver->is_lost(r.device(0)));
+}
+
+TEST_CASE("no_faults: a device that faults beside one that does not") {
+    rig r{{device_of(16_MiB, true), device_of(16_MiB, false)}};
+    auto* data = r.map(2_MiB, {.granule_bytes = 2_MiB, .is_read_mostly = true});
+    r.write_on_device<std::uint64_t>(data, 3, 0);
+    auto kernel = r.start_kernel<std::uint64_t>(data, 0, 1, access::read);
+    REQUIRE(r.state(data) == residency::duplicated);
+    CHECK(!r.of().set_budget(r.device(0), 0));  // the home: dropping it would take all mappings
+    CHECK(r.finish(kernel, 1));
+    REQUIRE(r.line(1).synchronize());
+    CHECK(r.of().set_budget(r.device(0), 0));
+    CHECK(data[0] == 3);
+}
+
+TEST_CASE("no_faults: a kernel that touches what it did not declare loses the device") {
+    if (!is_fresh_process()) {
+        const ending how = in_fresh_process();
+        CHECK(!how.is_crash());
+        CHECK(how.says("misses a page"));
+        CHECK(how.says("device lost"));
+        return;
+    }
+    rig r{{device_of(16_MiB, false)}};
+    auto* data = r.map(6_MiB);
+    fill<std::uint64_t>(data, 6_MiB, 1);
+    auto* kept = page_of(data, 2);
+    r.write_on_device<std::uint64_t>(kept, 9);
+    const device_view<std::uint64_t> view{data, 4_MiB / 8};
+    auto point = launch(r.line(), {writes(data, 2_MiB)}, [&](soft::stream& s) {
+        return s.run([view] { view.store(3_MiB / 8, 1); });
+    });
+    REQUIRE(point);
+    CHECK(r.line().wait(*point).code == errc::device_lost);
+    CHECK(r.line().synchronize().code == errc::device_lost);
+    auto again = launch(r.line(), {writes(data, 2_MiB)}, [&](soft::stream& s) { return s.run([] {}); });
+    CHECK(again.code() == errc::device_lost);
+    auto pinned = r.of().map(2_MiB, {.granule_bytes = 2_MiB, .fixed = r.device()});
+    CHECK(pinned.code() == errc::device_lost);
+    // What never was on the device is as it was.
+    CHECK(page_of(data, 1)[5] == 1 + page_bytes / 8 + 5);
+    CHECK(r.of().is_valid());
+    CHECK(r.of().unmap(data));
+}
