@@ -188,12 +188,15 @@ public:
             one.to = ranges[i];
         });
     }
-    // Tickets of queues that are gone are reached.
+    // Tickets of queues that are gone, and of other drivers, are reached.
     [[nodiscard]] bool is_done(ticket point) const noexcept {
-        return point.value == 0 || slot_of(point.queue).work.is_done(point.value);
+        return point.value == 0 || !is_mine(point.queue) || slot_of(point.queue).work.is_done(point.value);
     }
     // Returns when the ticket is reached; device_lost if its work was lost.
     [[nodiscard]] status wait(ticket point) noexcept {
+        if (!is_mine(point.queue)) {
+            return point.value == 0 ? status{} : foreign_ticket();
+        }
         return point.value == 0 ? status{} : slot_of(point.queue).work.wait(point.value);
     }
     [[nodiscard]] result<ticket> record(queue_id id) noexcept {
@@ -201,6 +204,9 @@ public:
         return one == nullptr ? result<ticket>{no_queue()} : one->record();
     }
     [[nodiscard]] status make_wait(queue_id id, ticket point) noexcept {
+        if (point.value != 0 && !is_mine(point.queue)) {
+            return foreign_ticket();
+        }
         return submit(id, 1, [&](std::size_t, operation& one) {
                    one.what = operation::kind::await;
                    one.point = point;
@@ -420,8 +426,12 @@ private:
         return nullptr;
     }
 
+    [[nodiscard]] bool is_mine(queue_id id) const noexcept { return id.value >> 20 == (queue_salt_ & 0xfff); }
+    [[nodiscard]] static status foreign_ticket() noexcept {
+        return fail(errc::invalid_argument, "a ticket of another driver");
+    }
     [[nodiscard]] queue_slot& slot_of(queue_id id) const noexcept {
-        XMM_ASSERT(id.value >> 20 == (queue_salt_ & 0xfff), "a queue of another driver");
+        XMM_ASSERT(is_mine(id), "a queue of another driver");
         return (*slots_)[id.value & 0xff];
     }
     [[nodiscard]] queue* find_queue(queue_id id) const noexcept {

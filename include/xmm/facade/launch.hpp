@@ -8,7 +8,8 @@
 //          fn takes soft::stream& (software devices). A launch may be a set of overloads, of which the
 //          queue's device takes the one for it.
 // Threads  Any. On devices without faults, launches of one space are prepared one after another.
-// Failure  Nothing was enqueued; the ranges are as before.
+// Failure  Nothing was enqueued and the ranges are as before, unless fn itself failed or threw: what it had
+//          enqueued by then goes on, and its ranges count as used until it is done.
 #pragma once
 
 #include <initializer_list>
@@ -18,6 +19,7 @@
 #include <span>
 #include <type_traits>
 
+#include <xmm/facade/launch_preparation.hpp>
 #include <xmm/facade/space.hpp>
 
 namespace xmm {
@@ -57,78 +59,6 @@ template <detail::stretch R>
 }
 
 namespace detail {
-
-// Marks the pages of all ranges as used; takes the marks back unless they are handed over.
-class launch_preparation {
-public:
-    launch_preparation(space_state& state, node& on, std::span<const use> uses) noexcept
-        : state_{state}, on_{on}, uses_{uses} {}
-    launch_preparation(const launch_preparation&) = delete;
-    launch_preparation& operator=(const launch_preparation&) = delete;
-    ~launch_preparation() {
-        if (!is_handed_over_) {
-            state_.core.uses().take_back(uses_.first(whole_));
-            if (!part_.is_empty()) {
-                const use part{part_, access::none};
-                state_.core.uses().take_back({&part, 1});
-            }
-        }
-    }
-
-    status prepare() noexcept {
-        for (const use& one : uses_) {
-            if (status marked = mark(one); !marked) {
-                return marked;
-            }
-            ++whole_;
-            part_ = {};
-        }
-        return {};
-    }
-    void hand_over(ticket point) noexcept {
-        state_.core.uses().note_launch(on_.driver, point, uses_);
-        is_handed_over_ = true;
-    }
-
-private:
-    status mark(const use& one) noexcept {
-        const bool must_map = !on_.can(ability::device_faults);
-        for (address at = one.range.begin; at < one.range.end();) {
-            address after = 0;
-            bool is_marked = false;
-            if (!state_.core.with_granule(at, [&](granule& page) {
-                    if (!must_map || (!page.is_moving() && covers(page.mapped[on_.accessor()], one.who))) {
-                        use_table::mark_locked(page);
-                        after = page.va.end();
-                        is_marked = true;
-                    }
-                })) {
-                return fail(errc::not_mapped, "the range was unmapped meanwhile");
-            }
-            if (is_marked) {
-                at = after;
-                part_ = {one.range.begin, at - one.range.begin};
-            } else if (status mapped = map_page(at, one.who); !mapped) {
-                return mapped;
-            }
-        }
-        return {};
-    }
-    status map_page(address at, access who) noexcept {
-        granule* page = state_.core.find(at);
-        if (page != nullptr) {
-            page->await_rest();
-        }
-        return state_.engine.faults.handle(on_, at, who);
-    }
-
-    space_state& state_;
-    node& on_;
-    std::span<const use> uses_;
-    std::size_t whole_ = 0;  // uses that are marked as a whole
-    va_range part_;          // marked part of the next one
-    bool is_handed_over_ = false;
-};
 
 // A function object that calls fn with the queue's own launcher, if fn takes it.
 template <class Fn>
@@ -178,21 +108,24 @@ template <class Fn>
     if (!(*on)->can(ability::device_faults)) {
         order.lock();
     }
-    detail::launch_preparation marks{state, **on, uses};
+    detail::launch_preparation marks{state, **on, uses, detail::launch_preparation::grip_of(**on)};
     if (status prepared = marks.prepare(); !prepared) {
         return prepared;
     }
-    if (status called = detail::call_launcher(line, fn); !called) {
-        return called;
+    status called;
+    try {
+        called = detail::call_launcher(line, fn);
+    } catch (...) {
+        marks.hand_over(line.record());
+        throw;
     }
     result<ticket> point = line.record();
-    if (!point) {
-        return point.error();
-    }
-    const ticket done = *point;
-    marks.hand_over(done);
+    const status recorded = point.error();
+    const ticket done = point ? *point : ticket{};
+    marks.hand_over(std::move(point));
     state.core.uses().retire_finished();
-    return done;
+    called = called ? recorded : called;
+    return called ? result<ticket>{done} : result<ticket>{called};
 }
 
 template <class Fn>

@@ -37,8 +37,9 @@ public:
     // Waits for the work in it.
     ~queue() {
         if (id_.value != 0) {
-            static_cast<void>(synchronize());
-            driver_.queue_destroy(id_);
+            if (synchronize().code != errc::forked) {
+                driver_.queue_destroy(id_);
+            }
         }
     }
 
@@ -48,13 +49,8 @@ public:
 
     // Reached once everything submitted so far is done.
     [[nodiscard]] result<ticket> record() noexcept {
-        if (id_.value == 0) {
-            return fail(errc::invalid_argument, "a moved-from queue");
-        }
-        if (registry::is_forked_child()) {
-            return fail(errc::forked, "this is a forked child: the queue is its parent's");
-        }
-        return driver_.record(id_);
+        const status usable = check();
+        return usable ? driver_.record(id_) : result<ticket>{usable};
     }
     // Blocks until everything submitted so far is done.
     status synchronize() noexcept {
@@ -66,13 +62,17 @@ public:
         uses_->retire_finished();
         return outcome;
     }
-    // Work submitted later waits for the point, which is of the same driver.
+    // Work submitted later waits for the point, which is of the same driver: else invalid_argument.
     status wait_for(ticket point) noexcept {
-        return id_.value == 0 ? fail(errc::invalid_argument, "a moved-from queue")
-                              : driver_.make_wait(id_, point);
+        const status usable = check();
+        return usable ? driver_.make_wait(id_, point) : usable;
     }
-    [[nodiscard]] bool is_done(ticket point) const noexcept { return driver_.is_done(point); }
-    status wait(ticket point) const noexcept { return driver_.wait(point); }
+    // For tickets of this queue's driver; those of another one, or of a queue that is gone, count as done.
+    [[nodiscard]] bool is_done(ticket point) const noexcept { return !check() || driver_.is_done(point); }
+    status wait(ticket point) const noexcept {
+        const status usable = check();
+        return usable ? driver_.wait(point) : usable;
+    }
 
     // The backend's launcher of that kind, for those who enqueue their own work; null if there is none.
     [[nodiscard]] void* native(const char* kind) const noexcept { return driver_.native(kind); }
@@ -81,6 +81,14 @@ private:
     friend class space;
     queue(space_state& owner, use_table& uses, backend_ref driver, node_id node, queue_id id) noexcept
         : space_{&owner}, uses_{&uses}, driver_{driver}, node_{node}, id_{id} {}
+
+    [[nodiscard]] status check() const noexcept {
+        if (id_.value == 0) {
+            return fail(errc::invalid_argument, "a moved-from queue");
+        }
+        return registry::is_forked_child() ? fail(errc::forked, "this is a forked child: the queue is its parent's")
+                                           : status{};
+    }
 
     space_state* space_;
     use_table* uses_;

@@ -16,6 +16,7 @@
 #include <new>
 #include <vector>
 
+#include <xmm/facade/launch_preparation.hpp>
 #include <xmm/facade/queue.hpp>
 #include <xmm/facade/space_state.hpp>
 
@@ -471,7 +472,7 @@ struct queued_copy {
 
     static void run(void* self) noexcept {
         std::unique_ptr<queued_copy> one{static_cast<queued_copy*>(self)};
-        // Checked once more: what was unmapped since must not be taken for plain memory.
+        // Checked once more: plain memory may have gone since.
         status outcome = one->state.check_side({one->to, one->bytes});
         outcome = outcome ? one->state.check_side({one->from, one->bytes}) : outcome;
         if (!outcome || !one->state.engine.copies.copy(one->to, one->from, one->bytes)) {
@@ -497,6 +498,18 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from, std::
     if (!at->driver.has_host_calls()) {
         return fail(errc::unsupported, "this device's queues make no host calls");
     }
+    // Its pages count as used, so that an unmap waits for it.
+    std::array<use, 2> uses;
+    std::size_t use_count = 0;
+    for (const use& side : {use{{to_address(to), bytes}, access::write}, use{{to_address(from), bytes}, access::read}}) {
+        if (state_->core.find(side.range.begin) != nullptr) {
+            uses[use_count++] = side;
+        }
+    }
+    detail::launch_preparation marks{*state_, *at, {uses.data(), use_count}, use_grip::loose};
+    if (status prepared = marks.prepare(); !prepared) {
+        return prepared;
+    }
     auto* one = new (std::nothrow) detail::queued_copy{*state_, to_address(to), to_address(from), bytes};
     if (one == nullptr) {
         return fail(errc::no_memory, "the host has no memory for a copy's record");
@@ -504,8 +517,11 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from, std::
     result<ticket> point = at->driver.call(line.id(), &detail::queued_copy::run, one);
     if (!point) {
         delete one;
+        return point.error();
     }
-    return point;
+    const ticket done = *point;
+    marks.hand_over(done);
+    return done;
 }
 
 namespace detail {

@@ -58,10 +58,8 @@ public:
         if (backend_count_ == max_backends) {
             return fail(errc::no_memory, "too many drivers in one space");
         }
-        for (unsigned i = 0; i < backend_count_; ++i) {
-            if (backends_[i] == driver) {
-                return fail(errc::busy, "this driver is attached already");
-            }
+        if (is_attached_locked(driver)) {
+            return fail(errc::busy, "this driver is attached already");
         }
         status outcome;
         std::size_t claimed = 0;
@@ -101,6 +99,10 @@ public:
         return {};
     }
 
+    [[nodiscard]] bool is_attached(backend_ref driver) noexcept {
+        std::lock_guard guard{lock_};
+        return is_attached_locked(driver);
+    }
     [[nodiscard]] unsigned node_count() const noexcept {
         // acquire: pairs with the release in attach_node; a node is complete before it is counted.
         return node_count_.load(std::memory_order_acquire);
@@ -286,6 +288,11 @@ public:
     }
 
 private:
+    bool is_attached_locked(backend_ref driver) const noexcept {
+        return std::find(backends_.begin(), backends_.begin() + backend_count_, driver) !=
+               backends_.begin() + backend_count_;
+    }
+
     // GMM's examine-and-retry: addresses that a backend declined stay reserved until the loop ends, so
     // that the next try gets others.
     static constexpr unsigned examine_tries = 10;

@@ -54,6 +54,7 @@ struct granule {
     std::atomic<std::uint32_t> moving{0};              // (A)  a transit; written under P
     std::atomic<std::uint32_t> holds{0};               // (A)  raised under P, dropped without
     std::atomic<std::uint32_t> uses{0};                // (A)  launches that name it; raised under P
+    std::atomic<std::uint32_t> firm_uses{0};           // (A)  those on devices that take no faults
 
     [[nodiscard]] bool is_moving() const noexcept {
         // relaxed: only a caller with the page lock may rely on it, and the lock orders it.
@@ -66,6 +67,11 @@ struct granule {
     [[nodiscard]] bool is_used() const noexcept {
         // acquire: pairs with the release in the launch's retirement.
         return uses.load(std::memory_order_acquire) != 0;
+    }
+    // Used by work that could not ask for a lost mapping again.
+    [[nodiscard]] bool is_firmly_used() const noexcept {
+        // acquire: as is_used.
+        return firm_uses.load(std::memory_order_acquire) != 0;
     }
     [[nodiscard]] residency current() const noexcept {
         // relaxed: a hint without the lock, exact with it.

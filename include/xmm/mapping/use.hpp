@@ -25,37 +25,45 @@ struct use {
     access who = access::read_write;
 };
 
+// How much work depends on the mappings of the pages it names: a device that takes faults asks again for one
+// that was taken away, another one is lost.
+enum class use_grip : std::uint8_t { loose, firm };
+
 class use_table {
 public:
     explicit use_table(logical_map& map) noexcept : map_{map} {}
 
     // Counts one granule in; its page lock is held.
-    static void mark_locked(granule& one) noexcept {
-        one.uses.fetch_add(1, std::memory_order_relaxed);  // relaxed: ordered by the page lock
+    static void mark_locked(granule& one, use_grip grip = use_grip::loose) noexcept {
+        // relaxed: ordered by the page lock.
+        one.uses.fetch_add(1, std::memory_order_relaxed);
+        one.firm_uses.fetch_add(grip == use_grip::firm ? 1 : 0, std::memory_order_relaxed);
     }
 
     // The marks of these ranges last until the ticket is reached.
-    void note_launch(backend_ref driver, ticket point, std::span<const use> uses) noexcept {
+    void note_launch(backend_ref driver, ticket point, std::span<const use> uses,
+                     use_grip grip = use_grip::loose) noexcept {
         for (std::size_t first = 0; first < uses.size(); first += uses_per_record) {
             launch_record* one = launches_.make();
             const std::size_t count = std::min(uses_per_record, uses.size() - first);
             if (one == nullptr) {
                 static_cast<void>(driver.wait(point));
-                take_back(uses.subspan(first));
+                take_back(uses.subspan(first), grip);
                 return;
             }
             one->driver = driver;
             one->point = point;
             one->count = count;
+            one->grip = grip;
             std::copy_n(uses.begin() + static_cast<std::ptrdiff_t>(first), count, one->uses);
             with(gate_, [&] { in_flight_.push_back(*one); });
         }
     }
 
     // Takes back the marks of ranges that were never launched.
-    void take_back(std::span<const use> uses) noexcept {
+    void take_back(std::span<const use> uses, use_grip grip = use_grip::loose) noexcept {
         for (const use& one : uses) {
-            take_back(one.range);
+            take_back(one.range, grip);
         }
     }
 
@@ -71,23 +79,23 @@ public:
             });
         });
         while (launch_record* one = finished.pop_front()) {
-            take_back({one->uses, one->count});
+            take_back({one->uses, one->count}, one->grip);
             launches_.give_back(one);
         }
     }
 
-    // Returns once no launch names the granule. Blocks as long as its kernels run.
-    void await_unused(granule& wanted, va_range va) noexcept {
+    // Returns once no launch with at least that grip names the granule. Blocks as long as its kernels run.
+    void await_unused(granule& wanted, va_range va, use_grip least = use_grip::loose) noexcept {
         for (unsigned rounds = 0;;) {
             retire_finished();
-            if (!wanted.is_used()) {
+            if (least == use_grip::firm ? !wanted.is_firmly_used() : !wanted.is_used()) {
                 return;
             }
             backend_ref driver;
             ticket point;
             with(gate_, [&] {
                 in_flight_.for_each([&](launch_record& one) {
-                    for (std::size_t i = 0; i < one.count && !driver; ++i) {
+                    for (std::size_t i = 0; i < one.count && !driver && one.grip >= least; ++i) {
                         if (one.uses[i].range.overlaps(va)) {
                             driver = one.driver;
                             point = one.point;
@@ -115,6 +123,7 @@ private:
         backend_ref driver;
         ticket point;
         std::size_t count = 0;
+        use_grip grip = use_grip::loose;
         use uses[uses_per_record];
     };
     using launch_list = list<launch_record, &launch_record::link>;
@@ -131,12 +140,13 @@ private:
         }
     }
 
-    void take_back(va_range range) noexcept {
+    void take_back(va_range range, use_grip grip) noexcept {
         for (address at = range.begin; at < range.end();) {
             granule* one = map_.find(at);
             XMM_ASSERT(one != nullptr, "pages in use were unmapped");
             const va_range span = with(one->lock, [&] { return one->va; });
             // release: pairs with the acquire in granule::is_used; the kernel's accesses are over.
+            one->firm_uses.fetch_sub(grip == use_grip::firm ? 1 : 0, std::memory_order_release);
             one->uses.fetch_sub(1, std::memory_order_release);
             at = span.end();
         }

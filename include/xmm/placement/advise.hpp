@@ -234,7 +234,7 @@ private:
                 case again: break;
                 case rest: found->await_rest(); break;
                 case holds: found->await_no_holds(); break;
-                case uses: space_.uses().await_unused(*found, va); break;
+                case uses: space_.uses().await_unused(*found, va, use_grip::firm); break;
                 case move:
                     if (status moved = move_to(*found, to, va.bytes); !moved) {
                         return moved;

@@ -49,18 +49,24 @@ public:
     }
     // The devices of one driver, and their faults if they have any.
     [[nodiscard]] status attach_devices(backend_ref driver) noexcept {
-        if (status attached = space_.attach_devices(driver); !attached) {
-            return attached;
+        if (space_.is_attached(driver)) {
+            return fail(errc::busy, "this driver is attached already");
         }
-        if (!driver.has_device_faults()) {
-            return {};
+        // Faults first, since that can be taken back. Devices without them are served before each launch.
+        status on = fail(errc::unsupported, "no faults");
+        if (driver.has_device_faults()) {
+            on = driver.on_device_fault({this, &on_device_fault});
+            if (!on && on.code != errc::unsupported) {
+                return on;
+            }
         }
-        const status on = driver.on_device_fault({this, &on_device_fault});
-        if (on) {
+        const status attached = space_.attach_devices(driver);
+        if (on && attached) {
             faulting_[faulting_count_++] = driver;
+        } else if (on) {
+            driver.off_device_fault(this);
         }
-        // Devices that take no faults are served before each launch instead.
-        return on.code == errc::unsupported ? status{} : on;
+        return attached;
     }
 
     mover moves;

@@ -10,6 +10,8 @@
 // Failure  Says why in static text; nothing has changed that another look would not repeat.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 
 #include <xmm/concepts/policy.hpp>
@@ -37,8 +39,21 @@ public:
     // After ok the accessor has a mapping that allows `wanted`, unless it was taken away since.
     // not_mapped: no region there. busy: pinned or fixed elsewhere. no_memory: nowhere to put it.
     status handle(node& accessor_node, address at, access wanted) noexcept {
-        attempt state{accessor_node, accessor_node.accessor(), at, wanted};
         accessor_node.faults.add(1);
+        status outcome = try_handle(accessor_node, at, wanted);
+        // A CPU that gets nothing ends its program, so a shortage is given time to pass: frames in others'
+        // hands, mappings that somebody is about to drop.
+        for (unsigned wait_us = 1000; accessor_node.is_host && outcome.code == errc::no_memory && wait_us <= 64000;
+             wait_us *= 2) {
+            ::usleep(wait_us);
+            outcome = try_handle(accessor_node, at, wanted);
+        }
+        return outcome;
+    }
+
+private:
+    status try_handle(node& accessor_node, address at, access wanted) noexcept {
+        attempt state{accessor_node, accessor_node.accessor(), at, wanted};
         for (unsigned round = 0; round < max_rounds; ++round) {
             granule* page = space_.find(at);
             if (page == nullptr) {
@@ -60,7 +75,7 @@ public:
                 case step::again: break;
                 case step::await_rest: page->await_rest(); break;
                 case step::await_holds: page->await_no_holds(); break;
-                case step::await_uses: space_.uses().await_unused(*page, next.va); break;
+                case step::await_uses: space_.uses().await_unused(*page, next.va, use_grip::firm); break;
                 case step::move:
                     if (!bring(*page, state, next)) {
                         return state.last;
@@ -71,7 +86,6 @@ public:
         return fail(errc::no_memory, "the page was taken away as often as it was brought in");
     }
 
-private:
     static constexpr unsigned max_rounds = 10000;
 
     // What one look decided.

@@ -52,7 +52,7 @@ public:
     // With the page lock: whether no unfinished launch depends on a mapping that its device, since it takes
     // no faults, could not ask for again.
     [[nodiscard]] bool can_lose_mappings_locked(const granule& one) noexcept {
-        for (unsigned slot = space_.host_count(); slot < space_.node_count() && one.is_used(); ++slot) {
+        for (unsigned slot = space_.host_count(); slot < space_.node_count() && one.is_firmly_used(); ++slot) {
             if (one.mapped[slot] != access::none && !space_.at_slot(slot).can(ability::moves_under_access)) {
                 return false;
             }

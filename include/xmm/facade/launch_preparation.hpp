@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// launch_preparation.hpp - the pages of work that is about to be enqueued: mapped where they must be, and marked.
+//
+// Model    With a firm grip every page gets a mapping for the device and is marked under the same lock, so
+//          that it stays; with a loose one it is only marked. The marks are taken back unless handed over.
+// Threads  One thread an object. Firm preparations of one space come one after another: the caller sees to it.
+// Failure  All or nothing.
+#pragma once
+
+#include <span>
+
+#include <xmm/facade/space_state.hpp>
+
+namespace xmm::detail {
+
+// Marks the pages of all ranges as used; takes the marks back unless they are handed over.
+class launch_preparation {
+public:
+    // A kernel's: a device that takes faults can ask again for a mapping that it lost.
+    [[nodiscard]] static use_grip grip_of(const node& on) noexcept {
+        return on.can(ability::device_faults) ? use_grip::loose : use_grip::firm;
+    }
+
+    launch_preparation(space_state& state, node& on, std::span<const use> uses, use_grip grip) noexcept
+        : state_{state}, on_{on}, uses_{uses}, grip_{grip} {}
+    launch_preparation(const launch_preparation&) = delete;
+    launch_preparation& operator=(const launch_preparation&) = delete;
+    ~launch_preparation() {
+        if (!is_handed_over_) {
+            state_.core.uses().take_back(uses_.first(whole_), grip_);
+            if (!part_.is_empty()) {
+                const use part{part_, access::none};
+                state_.core.uses().take_back({&part, 1}, grip_);
+            }
+        }
+    }
+
+    status prepare() noexcept {
+        for (const use& one : uses_) {
+            if (status marked = mark(one); !marked) {
+                return marked;
+            }
+            ++whole_;
+            part_ = {};
+        }
+        return {};
+    }
+    // The marks last until the ticket is reached; without one the queue is lost, and they end here.
+    void hand_over(result<ticket> point) noexcept {
+        if (point) {
+            state_.core.uses().note_launch(on_.driver, *point, uses_, grip_);
+            is_handed_over_ = true;
+        }
+    }
+
+private:
+    status mark(const use& one) noexcept {
+        const bool must_map = grip_ == use_grip::firm;
+        for (address at = one.range.begin; at < one.range.end();) {
+            address after = 0;
+            bool is_marked = false;
+            if (!state_.core.with_granule(at, [&](granule& page) {
+                    if (!must_map || (!page.is_moving() && covers(page.mapped[on_.accessor()], one.who))) {
+                        use_table::mark_locked(page, grip_);
+                        after = page.va.end();
+                        is_marked = true;
+                    }
+                })) {
+                return fail(errc::not_mapped, "the range was unmapped meanwhile");
+            }
+            if (is_marked) {
+                at = after;
+                part_ = {one.range.begin, at - one.range.begin};
+            } else if (status mapped = map_page(at, one.who); !mapped) {
+                return mapped;
+            }
+        }
+        return {};
+    }
+    status map_page(address at, access who) noexcept {
+        granule* page = state_.core.find(at);
+        if (page != nullptr) {
+            page->await_rest();
+        }
+        return state_.engine.faults.handle(on_, at, who);
+    }
+
+    space_state& state_;
+    node& on_;
+    std::span<const use> uses_;
+    const use_grip grip_;
+    std::size_t whole_ = 0;  // uses that are marked as a whole
+    va_range part_;          // marked part of the next one
+    bool is_handed_over_ = false;
+};
+
+}  // namespace xmm::detail
