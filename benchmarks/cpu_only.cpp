@@ -74,26 +74,32 @@ int main(int argc, char** argv) {
     std::memset(unified, 1, bytes);
 
     report::print_head("time on unified / time on plain memory; goal <= 1.02");
-    report::print("sequential read", ratio(chosen.rounds, [&] { sink += sequential_read(unified, count); },
-                                           [&] { sink += sequential_read(plain, count); }));
-    report::print("sequential update", ratio(chosen.rounds, [&] { sink += sequential_update(unified, count); },
-                                             [&] { sink += sequential_update(plain, count); }));
-    report::print("random read", ratio(chosen.rounds, [&] { sink += random_read(unified, count); },
-                                       [&] { sink += random_read(plain, count); }));
+    report::print("sequential read",
+                  ratio(
+                      chosen.rounds, [&] { sink += sequential_read(unified, count); },
+                      [&] { sink += sequential_read(plain, count); }));
+    report::print("sequential update",
+                  ratio(
+                      chosen.rounds, [&] { sink += sequential_update(unified, count); },
+                      [&] { sink += sequential_update(plain, count); }));
+    report::print("random read", ratio(
+                                     chosen.rounds, [&] { sink += random_read(unified, count); },
+                                     [&] { sink += random_read(plain, count); }));
     const auto first_touch = [bytes](void* fresh) { std::memset(fresh, 1, bytes); };
-    report::print("map, first touch, unmap",
-                  ratio(chosen.rounds,
-                        [&] {
-                            void* fresh = space->map(bytes).value();
-                            first_touch(fresh);
-                            static_cast<void>(space->unmap(fresh).is_ok());
-                        },
-                        [&] {
-                            void* fresh = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                                                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-                            first_touch(fresh);
-                            ::munmap(fresh, bytes);
-                        }));
+    report::print("map, first touch, unmap", ratio(
+                                                 chosen.rounds,
+                                                 [&] {
+                                                     void* fresh = space->map(bytes).value();
+                                                     first_touch(fresh);
+                                                     static_cast<void>(space->unmap(fresh).is_ok());
+                                                 },
+                                                 [&] {
+                                                     void* fresh = ::mmap(
+                                                         nullptr, bytes, PROT_READ | PROT_WRITE,
+                                                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                                                     first_touch(fresh);
+                                                     ::munmap(fresh, bytes);
+                                                 }));
 
     // Memory that xmm does not manage: allocation, faults and walks with a space there and without.
     const auto foreign = [&] {
@@ -122,6 +128,7 @@ int main(int argc, char** argv) {
     for (std::size_t i = 0; i < with.size(); ++i) {
         ratios.push_back(with[i] / without[i]);
     }
-    report::print("plain memory: with a space / without one", report::summarise(ratios), "goal 1.00");
+    report::print("plain memory: with a space / without one", report::summarise(ratios),
+                  "goal 1.00");
     return sink == 0 ? 1 : 0;
 }

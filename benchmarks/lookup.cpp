@@ -14,8 +14,8 @@ struct record {
     xmm::va_range va;
 };
 
-double ns_per_lookup(const xmm::radix_tree<record>& tree, const std::vector<xmm::address>& where, unsigned threads,
-                     std::size_t rounds) {
+double ns_per_lookup(const xmm::radix_tree<record>& tree, const std::vector<xmm::address>& where,
+                     unsigned threads, std::size_t rounds) {
     std::vector<std::thread> workers;
     std::vector<double> seconds(threads);
     for (unsigned i = 0; i < threads; ++i) {
@@ -69,7 +69,8 @@ int main(int argc, char** argv) {
         for (int i = 0; i < chosen.rounds; ++i) {
             samples.push_back(ns_per_lookup(tree, where, threads, chosen.is_short ? 2 : 400));
         }
-        report::print("lookup, " + std::to_string(threads) + " threads on " + std::to_string(cores) + " cores",
+        report::print("lookup, " + std::to_string(threads) + " threads on " +
+                          std::to_string(cores) + " cores",
                       report::summarise(samples));
     }
     return 0;

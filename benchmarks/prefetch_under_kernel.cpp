@@ -19,7 +19,8 @@ struct run {
 };
 
 // Touches every granule once in the given order and works a little on each.
-run kernel_over(xmm::queue& line, char* base, std::size_t bytes, const std::vector<std::size_t>& order) {
+run kernel_over(xmm::queue& line, char* base, std::size_t bytes,
+                const std::vector<std::size_t>& order) {
     run outcome{};
     const xmm::device_view<const char> view{base, bytes};
     const report::stopwatch all;
@@ -50,7 +51,8 @@ int main(int argc, char** argv) {
     const std::size_t granule = chosen.is_short ? 2_MiB : 8_MiB;
     auto space = xmm::space::create_soft({{.bytes = 2 * bytes,
                                            .link_in_bytes_per_second = link_rate,
-                                           .link_out_bytes_per_second = link_rate}}).value();
+                                           .link_out_bytes_per_second = link_rate}})
+                     .value();
     const xmm::node_id device = space.devices()[0];
     auto line = space.make_queue(device).value();
     auto* base = static_cast<char*>(space.map(bytes, {.granule_bytes = granule}).value());
@@ -59,8 +61,9 @@ int main(int argc, char** argv) {
     for (std::size_t at = 0; at < bytes; at += granule) {
         order.push_back(at);
     }
-    std::printf("%zu MiB, granule %zu MiB, link 2 GB/s: one granule takes %.2f ms, all %.0f ms\n", bytes >> 20,
-                granule >> 20, 1e3 * static_cast<double>(granule) / link_rate, 1e3 * static_cast<double>(bytes) / link_rate);
+    std::printf("%zu MiB, granule %zu MiB, link 2 GB/s: one granule takes %.2f ms, all %.0f ms\n",
+                bytes >> 20, granule >> 20, 1e3 * static_cast<double>(granule) / link_rate,
+                1e3 * static_cast<double>(bytes) / link_rate);
     report::print_head("ms");
     for (const bool is_shuffled : {false, true}) {
         if (is_shuffled) {
@@ -75,7 +78,8 @@ int main(int argc, char** argv) {
                 }
                 xmm::completion early;
                 if (has_prefetch) {
-                    early = std::move(*space.advise_async(device, base, bytes, xmm::advice::will_need));
+                    early =
+                        std::move(*space.advise_async(device, base, bytes, xmm::advice::will_need));
                 }
                 const run one = kernel_over(line, base, bytes, order);
                 early.wait();
@@ -84,7 +88,8 @@ int main(int argc, char** argv) {
                     waits.push_back(one.longest_wait * 1e3);
                 }
             }
-            const std::string name = std::string{is_shuffled ? "random" : "sequential"} + " kernel, " +
+            const std::string name = std::string{is_shuffled ? "random" : "sequential"} +
+                                     " kernel, " +
                                      (has_prefetch ? "prefetch beside it" : "faults only");
             report::print(name + ": time", report::summarise(times));
             report::print(name + ": longest wait for one page", report::summarise(waits));

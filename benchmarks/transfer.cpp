@@ -16,7 +16,8 @@ struct bench {
     xmm::space space = xmm::space::create_soft({{.bytes = 2 * bytes,
                                                  .link_in_bytes_per_second = link,
                                                  .link_out_bytes_per_second = link,
-                                                 .link_latency_ns = 2000}}).value();
+                                                 .link_latency_ns = 2000}})
+                           .value();
     xmm::node_id device = space.devices()[0];
     xmm::queue line = space.make_queue(device).value();
 
@@ -31,7 +32,8 @@ struct bench {
             const report::stopwatch watch;
             fn();
             if (i > 0) {  // the first round makes the frames
-                samples.push_back(static_cast<double>(bytes) / watch.seconds() / static_cast<double>(link));
+                samples.push_back(static_cast<double>(bytes) / watch.seconds() /
+                                  static_cast<double>(link));
             }
         }
         report::print(name, report::summarise(samples), goal);
@@ -44,7 +46,8 @@ struct bench {
     }
     // A kernel that reads one word of every OS page.
     void touch(char* at) {
-        const xmm::device_view<const std::uint64_t> view{reinterpret_cast<std::uint64_t*>(at), bytes / 8};
+        const xmm::device_view<const std::uint64_t> view{reinterpret_cast<std::uint64_t*>(at),
+                                                         bytes / 8};
         auto done = xmm::launch(line, {xmm::reads(at, bytes)}, [&](xmm::soft::stream& s) {
             return s.run([view] {
                 std::uint64_t sum = 0;
@@ -71,15 +74,25 @@ int main(int argc, char** argv) {
     char* unified = b.map();
     std::vector<char> plain(b.bytes, 1);
     std::memset(unified, 1, b.bytes);
-    const auto to_host = [&] { bench::must(b.space.advise(xmm::any_host, unified, b.bytes, xmm::advice::will_need)); };
-    const auto to_device = [&] { bench::must(b.space.advise(b.device, unified, b.bytes, xmm::advice::will_need)); };
+    const auto to_host = [&] {
+        bench::must(b.space.advise(xmm::any_host, unified, b.bytes, xmm::advice::will_need));
+    };
+    const auto to_device = [&] {
+        bench::must(b.space.advise(b.device, unified, b.bytes, xmm::advice::will_need));
+    };
     const auto nothing = [] {};
 
     std::printf("%zu MiB, link 2 GB/s each way, granule %zu MiB\n", b.bytes >> 20,
                 b.space.state().core.default_granule() >> 20);
     report::print_head("of the link");
     b.measure("will_need to the device", "goal 0.95", to_host, to_device);
-    b.measure("will_need to the device, CPU-written", "", [&] { to_host(); std::memset(unified, 2, b.bytes); }, to_device);
+    b.measure(
+        "will_need to the device, CPU-written", "",
+        [&] {
+            to_host();
+            std::memset(unified, 2, b.bytes);
+        },
+        to_device);
     b.measure("will_need to the host", "", to_device, to_host);
     b.measure("device faults (sequential kernel)", "", to_host, [&] { b.touch(unified); });
     b.measure("CPU faults (sequential walk)", "", to_device, [&] {

@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include <csignal>
 #include <pthread.h>
 #include <sys/prctl.h>
+#include <csignal>
 
 #include "device.hpp"
 
@@ -50,7 +50,7 @@ struct kernel {
     void (*destroy)(kernel& self) noexcept = nullptr;
     std::size_t count = 1;
     std::size_t chunk = 1;
-    std::size_t next = 0;     // the rest belongs to the pool's lock
+    std::size_t next = 0;  // the rest belongs to the pool's lock
     unsigned running = 0;
     bool is_aborted = false;
     kernel* after = nullptr;
@@ -104,8 +104,8 @@ private:
                 threads_.emplace_back([this, &through = *one] { serve(through); });
             }
         } catch (const std::exception& problem) {
-            std::fprintf(stderr, "xmm soft: device %d: no compute threads: %s\n", device_.node().value,
-                         problem.what());
+            std::fprintf(stderr, "xmm soft: device %d: no compute threads: %s\n",
+                         device_.node().value, problem.what());
         }
         return !threads_.empty();
     }
@@ -145,7 +145,8 @@ private:
     }
 
     device& device_;
-    std::mutex mutex_;  // not ranked: a condition variable needs the plain type; nothing is acquired under it
+    std::mutex
+        mutex_;  // not ranked: a condition variable needs the plain type; nothing is acquired under it
     std::condition_variable work_;
     std::condition_variable over_;
     std::vector<std::thread> threads_;  // under mutex_, as is the rest

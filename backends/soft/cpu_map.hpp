@@ -27,9 +27,11 @@ using hole_maker = status (*)(void* context, va_range range) noexcept;
 
 [[nodiscard]] inline status map_raw(va_range range, int protection, int flags, int file,
                                     std::size_t offset) noexcept {
-    if (::syscall(SYS_mmap, range.begin, range.bytes, protection, flags | MAP_FIXED, file, offset) == -1) {
-        return errno == ENOMEM ? fail(errc::no_memory, "mmap refused, most likely by vm.max_map_count", errno)
-                               : fail(errc::unsupported, "mmap failed", errno);
+    if (::syscall(SYS_mmap, range.begin, range.bytes, protection, flags | MAP_FIXED, file,
+                  offset) == -1) {
+        return errno == ENOMEM
+                   ? fail(errc::no_memory, "mmap refused, most likely by vm.max_map_count", errno)
+                   : fail(errc::unsupported, "mmap failed", errno);
     }
     return {};
 }
@@ -61,7 +63,8 @@ public:
             const bool is_there = is_entered(runs[done]);
             run all = runs[done];
             std::size_t last = done + 1;
-            while (last < runs.size() && follows(all, runs[last]) && is_entered(runs[last]) == is_there) {
+            while (last < runs.size() && follows(all, runs[last]) &&
+                   is_entered(runs[last]) == is_there) {
                 all.va.bytes += runs[last++].va.bytes;
             }
             if (!table_.reserve(all.va)) {
@@ -71,7 +74,8 @@ public:
                 return {done, outcome};
             }
             for (std::size_t at = 0; at < all.va.bytes; at += page_bytes) {
-                table_.exchange(all.va.begin + at, page_entry{all.backing.standing + at, index, all.who});
+                table_.exchange(all.va.begin + at,
+                                page_entry{all.backing.standing + at, index, all.who});
             }
             done = last;
         }
@@ -127,7 +131,8 @@ private:
     }
     [[nodiscard]] static status protect(const run& all) noexcept {
         if (::mprotect(to_pointer(all.va.begin), all.va.bytes, protection(all.who)) != 0) {
-            return fail(errc::no_memory, "mprotect refused, most likely by vm.max_map_count", errno);
+            return fail(errc::no_memory, "mprotect refused, most likely by vm.max_map_count",
+                        errno);
         }
         return {};
     }
@@ -136,7 +141,8 @@ private:
                                        owner.offset_of(all.backing.standing));
         if (outcome) {
             ::madvise(to_pointer(all.va.begin), all.va.bytes, MADV_DONTFORK);
-            ::madvise(to_pointer(all.va.begin), all.va.bytes, MADV_HUGEPAGE);  // where the system has them
+            ::madvise(to_pointer(all.va.begin), all.va.bytes,
+                      MADV_HUGEPAGE);  // where the system has them
         }
         return outcome;
     }

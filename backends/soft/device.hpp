@@ -187,14 +187,16 @@ public:
         } else {
             is_lost_.store(true, std::memory_order_relaxed);
         }
-        std::fprintf(stderr, "xmm soft: device %d: kernel %s at %p misses a page; %s\n", node().value,
-                     has_write(wanted) ? "write" : "read", to_pointer(at), why);
+        std::fprintf(stderr, "xmm soft: device %d: kernel %s at %p misses a page; %s\n",
+                     node().value, has_write(wanted) ? "write" : "read", to_pointer(at), why);
         return false;
     }
 
     void count_walk() noexcept { walks_.fetch_add(1, std::memory_order_relaxed); }
     [[nodiscard]] device_statistics statistics() noexcept {
-        const auto get = [](const auto& counter) { return counter.load(std::memory_order_relaxed); };
+        const auto get = [](const auto& counter) {
+            return counter.load(std::memory_order_relaxed);
+        };
         return {get(faults_),          get(walks_), get(shootdowns_), get(mapped_bytes_),
                 memory_.frame_bytes(), in_.bytes(), out_.bytes()};
     }

@@ -38,7 +38,8 @@ public:
             if (one.is_open.load(std::memory_order_relaxed) && one.sink.context == context) {
                 // seq_cst, with the accesses in `call`: either the call sees it closed or we see its count.
                 one.is_open.store(false, std::memory_order_seq_cst);
-                for (std::uint32_t inside; (inside = one.inside.load(std::memory_order_seq_cst)) != 0;) {
+                for (std::uint32_t inside;
+                     (inside = one.inside.load(std::memory_order_seq_cst)) != 0;) {
                     detail::futex_wait(one.inside, inside);
                 }
             }

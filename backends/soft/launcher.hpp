@@ -25,7 +25,8 @@ struct kernel_of final : kernel {
     Body body;
 
     explicit kernel_of(Body&& from) : body(std::move(from)) {
-        run = [](kernel& self, device_port& through, std::size_t first, std::size_t last) noexcept -> bool {
+        run = [](kernel& self, device_port& through, std::size_t first,
+                 std::size_t last) noexcept -> bool {
             // The variable behind port_scope is the one of this shared object, as the views' is.
             xmm::detail::port_scope current{through};
             try {
@@ -62,7 +63,8 @@ public:
     // device's units at once. The body is shared by them.
     template <class Body>
     result<ticket> parallel_for(std::size_t count, Body body) const noexcept {
-        static_assert(std::is_invocable_v<Body&, std::size_t, std::size_t> || std::is_invocable_v<Body&, std::size_t>,
+        static_assert(std::is_invocable_v<Body&, std::size_t, std::size_t> ||
+                          std::is_invocable_v<Body&, std::size_t>,
                       "a kernel is called as body(first, last) or body(index)");
         // Several chunks a unit, since one of them may have to wait for a fault.
         const std::size_t chunks = std::size_t{8} * std::max(1u, driver_->units(queue_));

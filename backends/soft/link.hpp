@@ -24,7 +24,8 @@ namespace xmm::soft {
 [[nodiscard]] inline std::uint64_t now_ns() noexcept {
     timespec now{};
     ::clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u +
+           static_cast<std::uint64_t>(now.tv_nsec);
 }
 
 inline void sleep_until(std::uint64_t deadline_ns) noexcept {
@@ -55,11 +56,13 @@ public:
 
     // Takes the lane for one slice; returns when it will have passed the wire. `asked_at`: since when
     // nothing but the lane has kept it waiting.
-    [[nodiscard]] std::uint64_t enter(queue_priority priority, std::size_t bytes, std::uint64_t asked_at) noexcept {
+    [[nodiscard]] std::uint64_t enter(queue_priority priority, std::size_t bytes,
+                                      std::uint64_t asked_at) noexcept {
         const auto mine = static_cast<std::size_t>(priority);
         std::unique_lock hold{mutex_};
         const std::uint64_t number = arrived_[mine]++;
-        turn_.wait(hold, [&] { return !is_busy_ && served_[mine] == number && !is_outranked(mine); });
+        turn_.wait(hold,
+                   [&] { return !is_busy_ && served_[mine] == number && !is_outranked(mine); });
         ++served_[mine];
         is_busy_ = true;
         const std::uint64_t came_at = asked_at > free_at_ + slack_ns ? asked_at : free_at_;
@@ -89,7 +92,9 @@ public:
 
     // relaxed: a statistic.
     void count(std::size_t bytes) noexcept { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
-    [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
+    [[nodiscard]] std::uint64_t bytes() const noexcept {
+        return bytes_.load(std::memory_order_relaxed);
+    }
 
 private:
     [[nodiscard]] bool is_outranked(std::size_t mine) const noexcept {
@@ -104,8 +109,8 @@ private:
     const std::uint64_t bytes_per_second_;  // 0 is unlimited
     std::mutex mutex_;                      // not ranked: a condition variable needs the plain type
     std::condition_variable turn_;
-    bool is_busy_ = false;                   // under mutex_, as are the next three
-    std::uint64_t free_at_ = 0;              // when the last slice booked has passed
+    bool is_busy_ = false;                    // under mutex_, as are the next three
+    std::uint64_t free_at_ = 0;               // when the last slice booked has passed
     std::array<std::uint64_t, 3> arrived_{};  // by priority
     std::array<std::uint64_t, 3> served_{};
     std::atomic<std::uint64_t> bytes_{0};

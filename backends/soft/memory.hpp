@@ -13,11 +13,11 @@
 #include <cstring>
 #include <memory>
 
-#include <cerrno>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <cerrno>
 
 #include <xmm/core/lock.hpp>
 #include <xmm/core/status.hpp>
@@ -56,8 +56,12 @@ public:
     [[nodiscard]] node_id node() const noexcept { return node_; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
     [[nodiscard]] int file() const noexcept { return file_; }
-    [[nodiscard]] bool contains(address standing) const noexcept { return standing_.contains(standing); }
-    [[nodiscard]] std::size_t offset_of(address standing) const noexcept { return standing - standing_.begin; }
+    [[nodiscard]] bool contains(address standing) const noexcept {
+        return standing_.contains(standing);
+    }
+    [[nodiscard]] std::size_t offset_of(address standing) const noexcept {
+        return standing - standing_.begin;
+    }
     [[nodiscard]] status binding() const noexcept { return binding_; }
     [[nodiscard]] std::size_t frame_bytes() noexcept {
         return with(lock_, [&] { return frame_bytes_; });
@@ -75,7 +79,8 @@ public:
         }
         const std::size_t first = find_run(pages);
         if (first == page_count_) {
-            return fail(errc::no_memory, "the node's memory is too scattered for a frame of this size");
+            return fail(errc::no_memory,
+                        "the node's memory is too scattered for a frame of this size");
         }
         mark(first, pages, true);
         cursor_ = first + pages;
@@ -110,8 +115,8 @@ private:
         mapping_ = {to_address(at), reserve + page_bytes};
         standing_ = {align_up(mapping_.begin, page_bytes), reserve};
         void* whole = to_pointer(standing_.begin);
-        if (::mmap(whole, reserve, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file_,
-                   0) == MAP_FAILED) {
+        if (::mmap(whole, reserve, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+                   file_, 0) == MAP_FAILED) {
             ::munmap(at, mapping_.bytes);
             mapping_ = standing_ = {};
             return false;
@@ -132,8 +137,10 @@ private:
             return fail(errc::unsupported, "a NUMA node beyond 1023");
         }
         mask[numa / (8 * sizeof(unsigned long))] = 1ul << (numa % (8 * sizeof(unsigned long)));
-        if (::syscall(SYS_mbind, standing_.begin, standing_.bytes, prefer, mask, most + 1, 0) != 0) {
-            return fail(errc::unsupported, "the kernel refuses mbind: host memory lies where it likes", errno);
+        if (::syscall(SYS_mbind, standing_.begin, standing_.bytes, prefer, mask, most + 1, 0) !=
+            0) {
+            return fail(errc::unsupported,
+                        "the kernel refuses mbind: host memory lies where it likes", errno);
         }
         return {};
     }
@@ -149,7 +156,9 @@ private:
     // Next fit within a window of twice the node's size: frames that are created in a row lie in a
     // row, yet the kernel's tables for the standing mapping stay small. Beyond it only in need.
     [[nodiscard]] std::size_t find_run(std::size_t pages) const noexcept {
-        for (auto [from, to] : {std::pair{cursor_, window_}, {std::size_t{0}, window_}, {std::size_t{0}, page_count_}}) {
+        for (auto [from, to] : {std::pair{cursor_, window_},
+                                {std::size_t{0}, window_},
+                                {std::size_t{0}, page_count_}}) {
             for (std::size_t at = from, run = 0; at < to; ++at) {
                 run = is_used(at) ? 0 : run + 1;
                 if (run == pages) {
@@ -159,7 +168,9 @@ private:
         }
         return page_count_;
     }
-    [[nodiscard]] bool is_used(std::size_t page) const noexcept { return (used_[page / 64] >> (page % 64)) & 1; }
+    [[nodiscard]] bool is_used(std::size_t page) const noexcept {
+        return (used_[page / 64] >> (page % 64)) & 1;
+    }
     void mark(std::size_t first, std::size_t pages, bool used) noexcept {
         for (std::size_t page = first; page < first + pages; ++page) {
             XMM_ASSERT(is_used(page) != used, "a page of a frame has two owners or none");

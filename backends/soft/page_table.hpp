@@ -32,7 +32,9 @@ struct page_entry {
         : bits{standing | (std::uint64_t{node_index} << 2) | static_cast<std::uint64_t>(who)} {}
 
     [[nodiscard]] explicit operator bool() const noexcept { return bits != 0; }
-    [[nodiscard]] address standing() const noexcept { return bits & ~std::uint64_t{page_bytes - 1}; }
+    [[nodiscard]] address standing() const noexcept {
+        return bits & ~std::uint64_t{page_bytes - 1};
+    }
     [[nodiscard]] unsigned node_index() const noexcept { return (bits >> 2) & 0xff; }
     [[nodiscard]] access who() const noexcept { return static_cast<access>(bits & 3); }
     friend bool operator==(page_entry, page_entry) = default;
@@ -75,8 +77,9 @@ public:
         slot* place = leaf_slot(at);
         XMM_ASSERT(place != nullptr || !entry, "an entry without reserve()");
         // acq_rel: release as said in `find`; acquire so that the old mapping's users are seen.
-        return place == nullptr ? page_entry{}
-                                : page_entry{place->exchange(entry.bits, std::memory_order_acq_rel)};
+        return place == nullptr
+                   ? page_entry{}
+                   : page_entry{place->exchange(entry.bits, std::memory_order_acq_rel)};
     }
 
     [[nodiscard]] bool has_any(va_range range) const noexcept {

@@ -27,7 +27,7 @@ struct operation {
     bool is_last = false;
     operation* after = nullptr;
     std::uint64_t asked_at = 0;  // when it was submitted
-    va_range to;     // copy, zero
+    va_range to;                 // copy, zero
     address from = 0;
     ticket point;  // await
     void (*fn)(void*) noexcept = nullptr;
@@ -211,7 +211,8 @@ private:
     void work() noexcept {
         ::pthread_setname_np(::pthread_self(), "xmm-soft-queue");
         sleep_precisely();
-        std::uint64_t value = finished_.load(std::memory_order_relaxed) + 1;  // only the worker writes it
+        std::uint64_t value =
+            finished_.load(std::memory_order_relaxed) + 1;  // only the worker writes it
         while (operation* one = next()) {
             // A host call is made in any case: its caller may have to free something there.
             if (!is_lost() || one->what == operation::kind::call) {
@@ -291,7 +292,9 @@ private:
             for (lane* way : {out, in}) {
                 if (way != nullptr) {
                     way->count(some);
-                    passed = way->is_paced() ? std::max(passed, way->enter(priority_, some, asked_at)) : passed;
+                    passed = way->is_paced()
+                                 ? std::max(passed, way->enter(priority_, some, asked_at))
+                                 : passed;
                 }
             }
             std::memcpy(to_pointer(one.to.begin + done), to_pointer(one.from + done), some);
@@ -323,7 +326,8 @@ private:
     operation_slab slab_;  // under lock_, as are the next four
     operation* oldest_ = nullptr;
     operation* newest_ = nullptr;
-    std::uint64_t submitted_ = 0;  // never reset: tickets of earlier queues of the slot stay reached
+    std::uint64_t submitted_ =
+        0;  // never reset: tickets of earlier queues of the slot stay reached
     bool is_closing_ = false;
 
     detail::futex_word bell_{0};
@@ -333,7 +337,7 @@ private:
     std::atomic<std::uint64_t> lost_from_{never};
     std::uint64_t passed_at_ = 0;  // the worker's, for the call at hand, as is the next
     std::uint64_t latency_ns_ = 0;
-    std::uint64_t ready_at_ = 0;   // the worker's: when the operation before was over
+    std::uint64_t ready_at_ = 0;  // the worker's: when the operation before was over
 };
 
 }  // namespace xmm::soft

@@ -50,7 +50,8 @@ public:
           has_hole_maker_{options.make_hole != nullptr} {
         XMM_ASSERT(devices.size() == device_ids.size(), "one id for each device");
         XMM_ASSERT(!host_ids.empty(), "a driver needs a host node");
-        XMM_ASSERT(host_ids.size() + device_ids.size() < 256, "too many nodes for a page table entry");
+        XMM_ASSERT(host_ids.size() + device_ids.size() < 256,
+                   "too many nodes for a page table entry");
         const std::size_t share = machine_bytes() / host_ids.size();
         for (std::size_t i = 0; i < host_ids.size(); ++i) {
             const int numa = i < options.host_numa.size() ? options.host_numa[i] : -1;
@@ -98,15 +99,20 @@ public:
         about.bytes = memories_[index]->bytes();
         const device* one = devices_[index].get();
         const char* kind = one == nullptr ? "host memory" : "soft device";
-        std::snprintf(about.name.data(), about.name.size(), "%s %d", kind, memories_[index]->node().value);
+        std::snprintf(about.name.data(), about.name.size(), "%s %d", kind,
+                      memories_[index]->node().value);
         if (one != nullptr) {
             const device_options& options = one->options();
             about.granule_bytes = granule_bytes(options);
             about.link_in_bytes_per_second = options.link_in_bytes_per_second;
             about.link_out_bytes_per_second = options.link_out_bytes_per_second;
             about.link_latency_ns = options.link_latency_ns;
-            about.nearest_host = options.nearest_host == any_host ? memories_[0]->node() : options.nearest_host;
-            about.able.add(ability::alias).add(ability::host_frames).add(ability::peer).add(ability::host_calls);
+            about.nearest_host =
+                options.nearest_host == any_host ? memories_[0]->node() : options.nearest_host;
+            about.able.add(ability::alias)
+                .add(ability::host_frames)
+                .add(ability::peer)
+                .add(ability::host_calls);
             if (options.faults) {
                 about.able.add(ability::device_faults)
                     .add(ability::moves_under_access)
@@ -118,8 +124,9 @@ public:
 
     // A proposal is reserved here and shows as a hole; a range from elsewhere is only claimed.
     [[nodiscard]] result<va_range> va_examine(va_range range, std::size_t alignment) noexcept {
-        XMM_ASSERT(range.bytes != 0 && range.bytes % page_bytes == 0 && range.begin % page_bytes == 0,
-                   "a range is a whole number of pages");
+        XMM_ASSERT(
+            range.bytes != 0 && range.bytes % page_bytes == 0 && range.begin % page_bytes == 0,
+            "a range is a whole number of pages");
         alignment = alignment < page_bytes ? page_bytes : alignment;
         XMM_ASSERT((alignment & (alignment - 1)) == 0, "an alignment is a power of two");
         return range.begin == 0 ? propose(range.bytes, alignment) : claim_range(range, alignment);
@@ -156,11 +163,14 @@ public:
             slot.generation = slot.generation % 0xfff + 1;
             const queue_id id{(queue_salt_ & 0xfff) << 20 | slot.generation << 8 | i};
             const queue::surroundings around{this, &device_at, &await};
-            if (const status outcome = slot.work.open(id, priority, *on, *pools_[on->index()], around); !outcome) {
+            if (const status outcome =
+                    slot.work.open(id, priority, *on, *pools_[on->index()], around);
+                !outcome) {
                 return outcome;
             }
             slot.is_taken = true;
-            slot.id.store(id.value, std::memory_order_release);  // pairs with the acquire in find_queue
+            slot.id.store(id.value,
+                          std::memory_order_release);  // pairs with the acquire in find_queue
             return id;
         }
         return fail(errc::no_memory, "256 queues are in use");
@@ -168,7 +178,8 @@ public:
     // Lets the submitted work finish. Not from a host call of that queue.
     void queue_destroy(queue_id id) noexcept {
         queue_slot& slot = slot_of(id);
-        XMM_ASSERT(slot.id.load(std::memory_order_relaxed) == id.value, "destroyed a queue that is gone");
+        XMM_ASSERT(slot.id.load(std::memory_order_relaxed) == id.value,
+                   "destroyed a queue that is gone");
         slot.id.store(0, std::memory_order_relaxed);
         slot.work.close();
         with(lock_, [&] { slot.is_taken = false; });
@@ -176,7 +187,8 @@ public:
 
     [[nodiscard]] result<ticket> memcpy(queue_id id, std::span<const piece> pieces) noexcept {
         return submit(id, pieces.size(), [&](std::size_t i, operation& one) {
-            XMM_ASSERT(pieces[i].to.bytes == pieces[i].from.bytes, "both sides of a copy are equally long");
+            XMM_ASSERT(pieces[i].to.bytes == pieces[i].from.bytes,
+                       "both sides of a copy are equally long");
             one.what = operation::kind::copy;
             one.to = pieces[i].to;
             one.from = pieces[i].from.begin;
@@ -190,7 +202,8 @@ public:
     }
     // Tickets of queues that are gone, and of other drivers, are reached.
     [[nodiscard]] bool is_done(ticket point) const noexcept {
-        return point.value == 0 || !is_mine(point.queue) || slot_of(point.queue).work.is_done(point.value);
+        return point.value == 0 || !is_mine(point.queue) ||
+               slot_of(point.queue).work.is_done(point.value);
     }
     // Returns when the ticket is reached; device_lost if its work was lost.
     [[nodiscard]] status wait(ticket point) noexcept {
@@ -207,10 +220,11 @@ public:
         if (point.value != 0 && !is_mine(point.queue)) {
             return foreign_ticket();
         }
-        return submit(id, 1, [&](std::size_t, operation& one) {
-                   one.what = operation::kind::await;
-                   one.point = point;
-               })
+        return submit(id, 1,
+                      [&](std::size_t, operation& one) {
+                          one.what = operation::kind::await;
+                          one.point = point;
+                      })
             .error();
     }
 
@@ -237,8 +251,8 @@ public:
     }
     [[nodiscard]] progress pmap_enter(node_id node, std::span<const run> runs) noexcept {
         for ([[maybe_unused]] const run& one : runs) {
-            XMM_ASSERT(one.va.begin % page_bytes == 0 && one.va.bytes % page_bytes == 0 && one.va.bytes != 0 &&
-                           one.va.bytes <= one.backing.bytes,
+            XMM_ASSERT(one.va.begin % page_bytes == 0 && one.va.bytes % page_bytes == 0 &&
+                           one.va.bytes != 0 && one.va.bytes <= one.backing.bytes,
                        "a run is whole pages, no longer than its frame");
         }
         device* on = find_device(node);
@@ -268,7 +282,8 @@ public:
     // Ranges without a mapping are passed over.
     [[nodiscard]] progress pmap_clear(node_id node, std::span<const va_range> ranges) noexcept {
         for ([[maybe_unused]] const va_range& one : ranges) {
-            XMM_ASSERT(one.begin % page_bytes == 0 && one.bytes % page_bytes == 0, "a range is whole pages");
+            XMM_ASSERT(one.begin % page_bytes == 0 && one.bytes % page_bytes == 0,
+                       "a range is whole pages");
         }
         device* on = find_device(node);
         if (on == nullptr) {
@@ -300,7 +315,8 @@ public:
     void off_device_fault(void* context) noexcept { sinks_.remove(context); }
 
     // fn runs in queue order on a thread of the driver, even if the queue is lost meanwhile.
-    [[nodiscard]] result<ticket> call(queue_id id, void (*fn)(void*) noexcept, void* context) noexcept {
+    [[nodiscard]] result<ticket> call(queue_id id, void (*fn)(void*) noexcept,
+                                      void* context) noexcept {
         return submit(id, 1, [&](std::size_t, operation& one) {
             one.what = operation::kind::call;
             one.fn = fn;
@@ -426,7 +442,9 @@ private:
         return nullptr;
     }
 
-    [[nodiscard]] bool is_mine(queue_id id) const noexcept { return id.value >> 20 == (queue_salt_ & 0xfff); }
+    [[nodiscard]] bool is_mine(queue_id id) const noexcept {
+        return id.value >> 20 == (queue_salt_ & 0xfff);
+    }
     [[nodiscard]] static status foreign_ticket() noexcept {
         return fail(errc::invalid_argument, "a ticket of another driver");
     }
@@ -438,7 +456,9 @@ private:
         queue_slot& slot = slot_of(id);
         return slot.id.load(std::memory_order_acquire) == id.value ? &slot.work : nullptr;
     }
-    [[nodiscard]] static status no_queue() noexcept { return fail(errc::invalid_argument, "no such queue"); }
+    [[nodiscard]] static status no_queue() noexcept {
+        return fail(errc::invalid_argument, "no such queue");
+    }
     static void await(void* self, ticket point) noexcept {
         (void)static_cast<driver*>(self)->wait(point);  // what was lost elsewhere is lost there
     }
@@ -490,10 +510,12 @@ private:
         return range;
     }
     [[nodiscard]] result<va_range> propose(std::size_t bytes, std::size_t alignment) noexcept {
-        if (bytes > (std::size_t{1} << address_bits) || alignment > (std::size_t{1} << address_bits)) {
+        if (bytes > (std::size_t{1} << address_bits) ||
+            alignment > (std::size_t{1} << address_bits)) {
             return fail(errc::no_memory, "more than 48 bits of addresses");
         }
-        void* at = ::mmap(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* at = ::mmap(nullptr, bytes + alignment, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED) {
             return fail(errc::no_memory, "no address space", errno);
         }
@@ -520,16 +542,17 @@ private:
         }
     }
 
-    std::vector<std::unique_ptr<node_memory>> memories_;  // (C) hosts first, then devices, as the next
-    std::vector<std::unique_ptr<device>> devices_;        // (C) nullptr for hosts
-    std::size_t host_count_ = 0;                          // (C)
+    std::vector<std::unique_ptr<node_memory>>
+        memories_;                                  // (C) hosts first, then devices, as the next
+    std::vector<std::unique_ptr<device>> devices_;  // (C) nullptr for hosts
+    std::size_t host_count_ = 0;                    // (C)
     fault_sinks sinks_;
     cpu_map cpu_;
     const std::vector<node_id> device_ids_;
     const std::uint32_t queue_salt_;
     const bool has_hole_maker_;
     ranked_mutex<lock_rank::backend_queue> lock_;
-    std::vector<claim> claims_;  // under lock_
+    std::vector<claim> claims_;                         // under lock_
     std::vector<std::unique_ptr<compute_pool>> pools_;  // (C) by node index
     std::unique_ptr<std::array<queue_slot, slot_count>> slots_;
 };

@@ -28,7 +28,8 @@ inline bool parse(int argc, char** argv, const char* what, options& chosen) {
         } else if (std::strncmp(argv[i], "--rounds=", 9) == 0 && std::atoi(argv[i] + 9) > 0) {
             chosen.rounds = std::atoi(argv[i] + 9);
         } else {
-            std::fprintf(stderr, "%s: %s\nusage: %s [--short] [--rounds=N]\n", argv[0], what, argv[0]);
+            std::fprintf(stderr, "%s: %s\nusage: %s [--short] [--rounds=N]\n", argv[0], what,
+                         argv[0]);
             return false;
         }
     }
@@ -60,7 +61,8 @@ inline void print_head(const char* unit) {
     std::printf("%-58s %10s %10s %10s  %s\n", "", "median", "least", "greatest", unit);
 }
 inline void print(const std::string& name, figure one, const char* goal = "") {
-    std::printf("%-58s %10.3f %10.3f %10.3f  %s\n", name.c_str(), one.median, one.least, one.greatest, goal);
+    std::printf("%-58s %10.3f %10.3f %10.3f  %s\n", name.c_str(), one.median, one.least,
+                one.greatest, goal);
 }
 
 }  // namespace report

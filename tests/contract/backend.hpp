@@ -55,7 +55,8 @@ struct bench {
         std::vector<std::uint64_t> plain(bytes / sizeof value, ~value);
         const piece one{{to_address(plain.data()), bytes}, {from, bytes}};
         finish(b.memcpy(queue, {&one, 1}));
-        return std::all_of(plain.begin(), plain.end(), [&](std::uint64_t word) { return word == value; });
+        return std::all_of(plain.begin(), plain.end(),
+                           [&](std::uint64_t word) { return word == value; });
     }
     frame create(node_id node, std::size_t bytes = page_bytes) {
         auto made = b.frame_create(node, bytes);
@@ -151,7 +152,8 @@ void check_frames_run_out() {
     if (t.about.bytes > (std::size_t{1} << 30)) {
         return;
     }
-    const std::size_t each = std::max(t.about.smallest_frame_bytes, align_down(t.about.bytes / 16, page_bytes));
+    const std::size_t each =
+        std::max(t.about.smallest_frame_bytes, align_down(t.about.bytes / 16, page_bytes));
     std::vector<frame> all;
     while (all.size() < 1000) {
         auto made = t.b.frame_create(t.device, each);
@@ -226,8 +228,10 @@ void check_queues() {
     std::vector<unsigned char> plain(page_bytes, 1);
     std::vector<unsigned char> copy(page_bytes, 2);
     std::vector<unsigned char> second(page_bytes, 3);
-    const piece first{{to_address(copy.data()), page_bytes}, {to_address(plain.data()), page_bytes}};
-    const piece then{{to_address(second.data()), page_bytes}, {to_address(copy.data()), page_bytes}};
+    const piece first{{to_address(copy.data()), page_bytes},
+                      {to_address(plain.data()), page_bytes}};
+    const piece then{{to_address(second.data()), page_bytes},
+                     {to_address(copy.data()), page_bytes}};
     REQUIRE(t.b.memcpy(t.queue, {&first, 1}));
     auto point = t.b.record(t.queue);
     REQUIRE(point);
@@ -287,7 +291,9 @@ template <class F>
 void check_device_pmap() {
     bench<F> t;
     const va_range range = t.reserve(3 * page_bytes);
-    const auto page = [&](std::size_t i) { return va_range{range.begin + i * page_bytes, page_bytes}; };
+    const auto page = [&](std::size_t i) {
+        return va_range{range.begin + i * page_bytes, page_bytes};
+    };
     const frame a = t.create(t.device);
     const frame b = t.create(t.device);
     t.write(a.standing, 1, page_bytes);
@@ -348,16 +354,17 @@ void check_faults() {
             access wanted = access::none;
             int calls = 0;
         } mine{t, t.reserve(page_bytes), t.create(t.device)};
-        REQUIRE(t.b.on_device_fault({&mine, [](void* context, node_id who, address at, access wanted) noexcept {
-                                         auto& self = *static_cast<sink*>(context);
-                                         ++self.calls;
-                                         self.wanted = wanted;
-                                         if (who != self.t.device || !self.range.contains(at)) {
-                                             return fault_outcome::not_mapped;
-                                         }
-                                         self.t.enter(who, self.range, self.backing, access::read_write);
-                                         return fault_outcome::resolved;
-                                     }}));
+        REQUIRE(t.b.on_device_fault(
+            {&mine, [](void* context, node_id who, address at, access wanted) noexcept {
+                 auto& self = *static_cast<sink*>(context);
+                 ++self.calls;
+                 self.wanted = wanted;
+                 if (who != self.t.device || !self.range.contains(at)) {
+                     return fault_outcome::not_mapped;
+                 }
+                 self.t.enter(who, self.range, self.backing, access::read_write);
+                 return fault_outcome::resolved;
+             }}));
         CHECK(t.fixture.device_store(mine.range.begin + 64, 9));
         CHECK(mine.calls == 1);
         CHECK(has_write(mine.wanted));

@@ -20,8 +20,9 @@ template <op Missing = op::call, wrong Wrong = wrong::none>
 struct vendor_part {
     std::span<const node_id> nodes() noexcept(Wrong != wrong::nodes_may_throw)
         requires(Wrong != wrong::nodes);
-    std::conditional_t<Wrong == wrong::describe_gives_value, node_description, result<node_description>>
-    describe(node_id) noexcept
+    std::conditional_t<Wrong == wrong::describe_gives_value, node_description,
+                       result<node_description>>
+        describe(node_id) noexcept
         requires(Missing != op::describe);
     result<va_range> va_examine(va_range, std::size_t) noexcept
         requires(Missing != op::va_examine);
@@ -117,7 +118,8 @@ struct faults_part {
     result<ticket> call(queue_id, void (*)(void*) noexcept, void*) noexcept
         requires(Missing != op::call);
 };
-static_assert(takes_device_faults<faults_part<op::call>> && !makes_host_calls<faults_part<op::call>>);
+static_assert(takes_device_faults<faults_part<op::call>> &&
+              !makes_host_calls<faults_part<op::call>>);
 static_assert(!takes_device_faults<faults_part<op::on_device_fault>>);
 static_assert(!takes_device_faults<faults_part<op::off_device_fault>>);
 static_assert(makes_host_calls<faults_part<op::off_device_fault>>);

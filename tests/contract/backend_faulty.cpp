@@ -52,7 +52,10 @@ TEST_CASE("abilities are stripped, ranges declined, calls delayed") {
     CHECK_FALSE(about.able.has(ability::device_faults));
     CHECK(about.able.has(ability::alias));
     CHECK(erased.on_device_fault({}).code == errc::unsupported);
-    CHECK(erased.call(r.queue(), [](void*) noexcept {}, nullptr).code() == errc::unsupported);
+    CHECK(erased
+              .call(
+                  r.queue(), [](void*) noexcept {}, nullptr)
+              .code() == errc::unsupported);
     faulty.decline_va_examine(true);
     CHECK(erased.va_examine({0, page_bytes}, page_bytes).code() == errc::unsupported);
     faulty.plan(op::wait, {.delay = std::chrono::milliseconds{5}});

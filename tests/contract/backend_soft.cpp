@@ -21,7 +21,9 @@ struct soft_fixture {
 
     std::uint64_t device_load(address at) {
         std::uint64_t value = 0;
-        CHECK(run([&] { value = device_view{static_cast<const std::uint64_t*>(to_pointer(at)), 1}[0]; }));
+        CHECK(run([&] {
+            value = device_view{static_cast<const std::uint64_t*>(to_pointer(at)), 1}[0];
+        }));
         return value;
     }
     bool device_store(address at, std::uint64_t value) {
@@ -56,6 +58,7 @@ struct wrapped_soft : soft_with_faults {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("the contract of a backend", F, soft_with_faults, soft_without_faults, wrapped_soft) {
+TEST_CASE_TEMPLATE("the contract of a backend", F, soft_with_faults, soft_without_faults,
+                   wrapped_soft) {
     contract::check_backend<F>();
 }

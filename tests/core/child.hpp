@@ -26,7 +26,9 @@ struct ending {
 
     // Sanitizers turn a signal into an exit code.
     [[nodiscard]] bool is_crash() const { return signal != 0 || exit_code != 0; }
-    [[nodiscard]] bool says(std::string_view part) const { return text.find(part) != std::string::npos; }
+    [[nodiscard]] bool says(std::string_view part) const {
+        return text.find(part) != std::string::npos;
+    }
 };
 
 namespace detail {
@@ -77,7 +79,8 @@ inline bool is_fresh_process() { return std::getenv("XMM_TEST_FRESH_PROCESS") !=
 
 // Runs the calling test case, whose name has no comma, in a new process.
 inline ending in_fresh_process() {
-    const std::string filter = std::string{"--test-case="} + doctest::getContextOptions()->currentTest->m_name;
+    const std::string filter =
+        std::string{"--test-case="} + doctest::getContextOptions()->currentTest->m_name;
     return detail::run_child([&] {
         ::setenv("XMM_TEST_FRESH_PROCESS", "1", 1);
         ::execl("/proc/self/exe", "test", filter.c_str(), static_cast<char*>(nullptr));

@@ -19,7 +19,8 @@ TEST_CASE("types: a range contains its begin and not its end") {
     constexpr va_range range{0x1000, 0x100};
     static_assert(range.contains(0x1000) && range.contains(0x10ff));
     static_assert(!range.contains(0x1100) && !range.contains(0xfff));
-    static_assert(range.contains(va_range{0x1000, 0x100}) && !range.contains(va_range{0x1000, 0x101}));
+    static_assert(range.contains(va_range{0x1000, 0x100}) &&
+                  !range.contains(va_range{0x1000, 0x101}));
     static_assert(!range.contains(va_range{0xfff, 2}));
     static_assert(!va_range{0x1000, 0}.contains(0x1000));
     static_assert(va_range{}.is_empty() && !range.is_empty());
@@ -39,7 +40,8 @@ TEST_CASE("types: access bits") {
     static_assert((access::read_write & access::write) == access::write);
     static_assert(covers(access::read_write, access::read) && covers(access::read, access::none));
     static_assert(!covers(access::read, access::write) && !covers(access::none, access::read));
-    static_assert(has_write(access::write) && has_write(access::read_write) && !has_write(access::read));
+    static_assert(has_write(access::write) && has_write(access::read_write) &&
+                  !has_write(access::read));
 }
 
 TEST_CASE("types: no frame, no node") {

@@ -24,7 +24,10 @@ static_assert(backend<faulty_soft>);
 class workload {
 public:
     explicit workload(space& on)
-        : space_{on}, device_{on.devices()[0]}, host_{on.hosts()[0]}, others_{on.usage(host_).value().used} {}
+        : space_{on},
+          device_{on.devices()[0]},
+          host_{on.hosts()[0]},
+          others_{on.usage(host_).value().used} {}
 
     void run() {
         auto first = space_.map(pages * page_bytes, {.granule_bytes = page_bytes});
@@ -61,7 +64,9 @@ public:
             kernel(*line, 1, 300);
             const auto failures = space_.copy_failures();
             auto point = space_.copy(*line, at(4), at(2), page_bytes);
-            known_[4] = point && line->wait(*point) && space_.copy_failures() == failures ? known_[2] : std::nullopt;
+            known_[4] = point && line->wait(*point) && space_.copy_failures() == failures
+                            ? known_[2]
+                            : std::nullopt;
         }
         { auto held = space_.access_on_host(at(2), page_bytes); }
         if (is_shared_known) {
@@ -110,7 +115,8 @@ private:
     static void note(status) {}  // refused or not: the contents tell
     void write(std::size_t page, std::uint64_t value) {
         const std::vector<std::uint64_t> plain(page_bytes / 8, value);
-        known_[page] = space_.copy(at(page), plain.data(), page_bytes) ? std::optional{value} : std::nullopt;
+        known_[page] =
+            space_.copy(at(page), plain.data(), page_bytes) ? std::optional{value} : std::nullopt;
     }
     std::uint64_t read(char* from) {
         std::uint64_t value = 0;
@@ -118,7 +124,8 @@ private:
         return value;
     }
     void kernel(queue& line, std::size_t page, std::uint64_t value) {
-        const device_view<std::uint64_t> view{reinterpret_cast<std::uint64_t*>(at(page)), page_bytes / 8};
+        const device_view<std::uint64_t> view{reinterpret_cast<std::uint64_t*>(at(page)),
+                                              page_bytes / 8};
         auto point = launch(line, {writes(at(page), page_bytes)}, [&](soft::stream& s) {
             return s.run([=] {
                 view.store(0, value);
@@ -144,9 +151,9 @@ private:
 };
 
 // Not `wait`: a wait that fails without waiting is a device that writes on after it was given up.
-constexpr op failing[] = {op::describe,     op::va_examine, op::queue_create, op::memcpy,
-                          op::zero,         op::record,     op::frame_create, op::pmap_enter,
-                          op::pmap_clear,   op::on_device_fault, op::call};
+constexpr op failing[] = {op::describe,   op::va_examine,      op::queue_create, op::memcpy,
+                          op::zero,       op::record,          op::frame_create, op::pmap_enter,
+                          op::pmap_clear, op::on_device_fault, op::call};
 
 void fail_each_call(bool faults, errc code, std::uint64_t in_a_row) {
     auto driver = xmm::detail::make_soft_driver({device_of(16_MiB, faults)}, machine_topology());
@@ -178,7 +185,9 @@ void fail_each_call(bool faults, errc code, std::uint64_t in_a_row) {
 
 }  // namespace
 
-TEST_CASE("injection: each call of each operator fails once") { fail_each_call(true, errc::no_memory, 1); }
+TEST_CASE("injection: each call of each operator fails once") {
+    fail_each_call(true, errc::no_memory, 1);
+}
 TEST_CASE("injection: three in a row") { fail_each_call(true, errc::no_memory, 3); }
 TEST_CASE("injection: a device without faults") { fail_each_call(false, errc::no_memory, 1); }
 
@@ -186,7 +195,8 @@ TEST_CASE("injection: everything takes its time") {
     auto driver = xmm::detail::make_soft_driver({device_of(16_MiB)}, machine_topology());
     REQUIRE(driver);
     faulty_soft faulty{**driver};
-    for (op which : {op::memcpy, op::zero, op::wait, op::frame_create, op::pmap_enter, op::pmap_clear}) {
+    for (op which :
+         {op::memcpy, op::zero, op::wait, op::frame_create, op::pmap_enter, op::pmap_clear}) {
         faulty.plan(which, {.delay = std::chrono::microseconds{300}});
     }
     auto made = space::create_on(faulty);

@@ -11,7 +11,8 @@ TEST_CASE("launch: bad ranges are refused before anything runs") {
     auto* data = r.map(4_MiB);
     bool ran = false;
     const auto code = [&](std::vector<use> uses) {
-        return launch(r.line(), std::span<const use>{uses}, [&](soft::stream&) { ran = true; }).code();
+        return launch(r.line(), std::span<const use>{uses}, [&](soft::stream&) { ran = true; })
+            .code();
     };
     int local = 0;
     CHECK(code({reads(data, 0)}) == errc::invalid_argument);
@@ -33,9 +34,8 @@ TEST_CASE("launch: pages are in use until the work is done") {
         many.push_back(writes(page_of(data, page) + 5, 16));
     }
     auto end = std::make_shared<signal_flag>();
-    auto point = launch(r.line(), std::span<const use>{many}, [&](soft::stream& s) {
-        return s.run([end] { end->await(); });
-    });
+    auto point = launch(r.line(), std::span<const use>{many},
+                        [&](soft::stream& s) { return s.run([end] { end->await(); }); });
     REQUIRE(point);
     const auto used = [&] {
         unsigned count = 0;
@@ -70,11 +70,13 @@ TEST_CASE("launch: ranges of containers, and overloads") {
     CHECK(writes(all).who == access::write);
     CHECK(reads_writes(all).who == access::read_write);
     const device_view<int> view{all};
-    auto point = launch(r.line(), {reads_writes(all)}, overloads{[](int) {}, [&](soft::stream& s) {
-                                                                    return s.parallel_for(100, [view](std::size_t i) {
-                                                                        view[i] = static_cast<int>(i);
-                                                                    });
-                                                                }});
+    auto point = launch(r.line(), {reads_writes(all)},
+                        overloads{[](int) {},
+                                  [&](soft::stream& s) {
+                                      return s.parallel_for(100, [view](std::size_t i) {
+                                          view[i] = static_cast<int>(i);
+                                      });
+                                  }});
     REQUIRE(point);
     REQUIRE(r.line().wait(*point));
     CHECK(data[99] == 99);

@@ -25,7 +25,9 @@ inline soft::device_options device_of(std::size_t bytes, bool faults = true) {
     return one;
 }
 
-inline void nap(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds{milliseconds}); }
+inline void nap(int milliseconds) {
+    std::this_thread::sleep_for(std::chrono::milliseconds{milliseconds});
+}
 
 // Set by the test, awaited in a kernel: kernels that run until they are told to end.
 class signal_flag {
@@ -45,7 +47,8 @@ private:
 };
 
 struct rig {
-    explicit rig(std::vector<soft::device_options> devices = {device_of(32_MiB)}, space_options options = {})
+    explicit rig(std::vector<soft::device_options> devices = {device_of(32_MiB)},
+                 space_options options = {})
         : made{space::create_soft(devices, options)} {
         REQUIRE(made);
         for (node_id one : of().devices()) {
@@ -81,32 +84,40 @@ struct rig {
     status run(T* data, std::size_t bytes, access who, Fn fn, unsigned device = 0) {
         const device_view<T> view{data, bytes / sizeof(T)};
         const use one{{to_address(data), bytes}, who};
-        auto point = launch(line(device), {one}, [&](soft::stream& s) { return s.run([=] { fn(view); }); });
+        auto point =
+            launch(line(device), {one}, [&](soft::stream& s) { return s.run([=] { fn(view); }); });
         return point ? line(device).wait(*point) : point.error();
     }
     // data[i] = seed + i, from the device.
     template <class T>
     void fill_on_device(T* data, std::size_t bytes, T seed, unsigned device = 0) {
-        REQUIRE(run(data, bytes, access::write, [seed](device_view<T> view) {
-            view.for_each_span(0, view.size(), [&](std::span<T> some, std::size_t first) {
-                for (std::size_t i = 0; i < some.size(); ++i) {
-                    some[i] = static_cast<T>(seed + static_cast<T>(first + i));
-                }
-            });
-        }, device));
+        REQUIRE(run(
+            data, bytes, access::write,
+            [seed](device_view<T> view) {
+                view.for_each_span(0, view.size(), [&](std::span<T> some, std::size_t first) {
+                    for (std::size_t i = 0; i < some.size(); ++i) {
+                        some[i] = static_cast<T>(seed + static_cast<T>(first + i));
+                    }
+                });
+            },
+            device));
     }
     // How many elements differ from seed + i, seen by the device.
     template <class T>
     std::size_t count_wrong_on_device(T* data, std::size_t bytes, T seed, unsigned device = 0) {
         std::size_t wrong = 0;
-        const status outcome = run(data, bytes, access::read, [seed, &wrong](device_view<T> all) {
-            const device_view<const T> view = all;
-            view.for_each_span(0, view.size(), [&](std::span<const T> some, std::size_t first) {
-                for (std::size_t i = 0; i < some.size(); ++i) {
-                    wrong += some[i] != static_cast<T>(seed + static_cast<T>(first + i)) ? 1 : 0;
-                }
-            });
-        }, device);
+        const status outcome = run(
+            data, bytes, access::read,
+            [seed, &wrong](device_view<T> all) {
+                const device_view<const T> view = all;
+                view.for_each_span(0, view.size(), [&](std::span<const T> some, std::size_t first) {
+                    for (std::size_t i = 0; i < some.size(); ++i) {
+                        wrong +=
+                            some[i] != static_cast<T>(seed + static_cast<T>(first + i)) ? 1 : 0;
+                    }
+                });
+            },
+            device);
         REQUIRE(outcome);
         return wrong;
     }
@@ -114,13 +125,16 @@ struct rig {
     template <class T>
     T read_on_device(const T* at, unsigned device = 0) {
         T value{};
-        REQUIRE(run(const_cast<T*>(at), sizeof(T), access::read,
-                    [&](device_view<T> view) { value = view.load(0); }, device));
+        REQUIRE(run(
+            const_cast<T*>(at), sizeof(T), access::read,
+            [&](device_view<T> view) { value = view.load(0); }, device));
         return value;
     }
     template <class T>
     void write_on_device(T* at, T value, unsigned device = 0) {
-        REQUIRE(run(at, sizeof(T), access::write, [=](device_view<T> view) { view.store(0, value); }, device));
+        REQUIRE(run(
+            at, sizeof(T), access::write, [=](device_view<T> view) { view.store(0, value); },
+            device));
     }
 
     // A kernel that writes `value` to the element, says so, and stays until it is told to end.
@@ -166,7 +180,8 @@ struct rig {
     template <class Fn>
     auto inspect(const void* at, Fn&& fn) {
         decltype(fn(std::declval<granule&>())) found{};
-        REQUIRE(of().state().core.with_granule(to_address(at), [&](granule& page) { found = fn(page); }));
+        REQUIRE(of().state().core.with_granule(to_address(at),
+                                               [&](granule& page) { found = fn(page); }));
         return found;
     }
     residency state(const void* at) {

@@ -61,7 +61,9 @@ TEST_CASE("space: map rounds up, aligns, and names") {
 TEST_CASE("space: bad maps are refused and change nothing") {
     rig r;
     const footprint before{r};
-    const auto code = [&](std::size_t bytes, map_options wanted = {}) { return r.of().map(bytes, wanted).code(); };
+    const auto code = [&](std::size_t bytes, map_options wanted = {}) {
+        return r.of().map(bytes, wanted).code();
+    };
     CHECK(code(0) == errc::invalid_argument);
     CHECK(code(SIZE_MAX) == errc::no_memory);
     CHECK(code(SIZE_MAX - page_bytes) == errc::no_memory);
@@ -128,7 +130,8 @@ TEST_CASE("space: bad ranges and nodes of hints are refused and change nothing")
         CHECK(code(no_node, data, 1) == errc::unknown_node);
         CHECK(code(node_id{-3}, data, 1) == errc::unknown_node);
     }
-    CHECK(r.of().advise(r.device(), data, 1, static_cast<advice>(77)).code == errc::invalid_argument);
+    CHECK(r.of().advise(r.device(), data, 1, static_cast<advice>(77)).code ==
+          errc::invalid_argument);
     CHECK(r.of().make_resident(data, 0, r.host()).code == errc::invalid_argument);
     CHECK(r.of().make_resident(data, 7_MiB, r.host()).code == errc::not_mapped);
     CHECK(r.of().make_resident(data, 1, node_id{77777}).code == errc::unknown_node);
@@ -316,8 +319,10 @@ TEST_CASE("space: nodes, usage and policies") {
     CHECK(std::string{r.of().policy_name()} == "first_touch");
     CHECK(r.of().set_policy("mapped"));
     CHECK(std::string{r.of().policy_name()} == "mapped");
-    CHECK(space::create_soft({device_of(16_MiB)}, {.policy = "none"}).code() == errc::invalid_argument);
-    CHECK(space::create_soft({device_of(16_MiB)}, {.policy = nullptr}).code() == errc::invalid_argument);
+    CHECK(space::create_soft({device_of(16_MiB)}, {.policy = "none"}).code() ==
+          errc::invalid_argument);
+    CHECK(space::create_soft({device_of(16_MiB)}, {.policy = nullptr}).code() ==
+          errc::invalid_argument);
 }
 
 TEST_CASE("space: without any device the host works on its own") {
@@ -360,7 +365,8 @@ TEST_CASE("space: several hosts, each with its budget") {
     fill<std::uint64_t>(more, 8_MiB, 1);
     CHECK(r.home(more) == far);
     CHECK(r.usage(r.host()).used == held);
-    CHECK(r.of().make_resident(more, 1, r.host()).code == errc::no_memory);  // that host and no other
+    CHECK(r.of().make_resident(more, 1, r.host()).code ==
+          errc::no_memory);  // that host and no other
     CHECK(r.of().make_resident(more, 8_MiB, any_host));
     CHECK(r.home(more) == far);
     CHECK(r.count_wrong_on_device<std::uint64_t>(more, 8_MiB, 1) == 0);
@@ -415,7 +421,9 @@ TEST_CASE("space: a forked child is refused everywhere, its parent goes on") {
     }
     for (std::size_t page : {0u, 1u}) {
         const ending touch = in_child([&] {
-            std::printf("read %d\n", static_cast<int>(*static_cast<volatile std::uint64_t*>(page_of(data, page))));
+            std::printf(
+                "read %d\n",
+                static_cast<int>(*static_cast<volatile std::uint64_t*>(page_of(data, page))));
         });
         CHECK(touch.is_crash());
         CHECK(!touch.says("read 7"));

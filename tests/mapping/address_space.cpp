@@ -76,7 +76,8 @@ TEST_CASE("address_space: nodes, hosts first, found by id") {
 
 TEST_CASE("address_space: a region is made of untouched pages") {
     rig r;
-    auto made = r.map(7_MiB, {.granule_bytes = 4_MiB, .name = "a name that is longer than thirty-one characters"});
+    auto made = r.map(7_MiB, {.granule_bytes = 4_MiB,
+                              .name = "a name that is longer than thirty-one characters"});
     REQUIRE(made);
     region& one = **made;
     CHECK(one.va.bytes == 8_MiB);  // whole pages
@@ -93,7 +94,9 @@ TEST_CASE("address_space: a region is made of untouched pages") {
     CHECK(r.space->granule_count() == 0);
 }
 
-TEST_CASE("address_space: a granule is no larger than its region needs, by default 1/16 of the least device") {
+TEST_CASE(
+    "address_space: a granule is no larger than its region needs, by default 1/16 of the least "
+    "device") {
     rig r;  // 64 MiB devices
     CHECK(r.space->default_granule() == 4_MiB);
     auto large = r.map(64_MiB);

@@ -18,10 +18,10 @@ struct paper_driver {
     std::size_t bytes_each = std::size_t{64} << 20;
     address next_proposal = address{1} << 40;
     bool is_proposing = true;
-    unsigned declines_left = 0;      // of ranges proposed by others
-    int queues_until_failure = -1;   // -1: never
+    unsigned declines_left = 0;     // of ranges proposed by others
+    int queues_until_failure = -1;  // -1: never
     int frames_until_failure = -1;
-    unsigned frame_failures = 1;     // how many calls fail then
+    unsigned frame_failures = 1;  // how many calls fail then
     std::vector<va_range> claims;
     std::vector<va_range> proposed;  // all of them, in order
     std::vector<frame> frames;
@@ -67,8 +67,12 @@ struct paper_driver {
         return queue_id{next_queue++};
     }
     void queue_destroy(queue_id) noexcept { --queue_count; }
-    result<ticket> memcpy(queue_id queue, std::span<const piece>) noexcept { return ticket{queue, 1}; }
-    result<ticket> zero(queue_id queue, std::span<const va_range>) noexcept { return ticket{queue, 1}; }
+    result<ticket> memcpy(queue_id queue, std::span<const piece>) noexcept {
+        return ticket{queue, 1};
+    }
+    result<ticket> zero(queue_id queue, std::span<const va_range>) noexcept {
+        return ticket{queue, 1};
+    }
     std::uint64_t reached = ~std::uint64_t{0};  // tickets up to this value are done
     unsigned waits = 0;
     bool is_done(ticket point) noexcept { return point.value <= reached; }
@@ -91,14 +95,16 @@ struct paper_driver {
         return frames.back();
     }
     void frame_drop(frame f) noexcept {
-        const auto found =
-            std::find_if(frames.begin(), frames.end(), [&](const frame& one) { return one.handle == f.handle; });
+        const auto found = std::find_if(frames.begin(), frames.end(),
+                                        [&](const frame& one) { return one.handle == f.handle; });
         XMM_ASSERT(found != frames.end(), "dropped what was not created");
         dropped.push_back(*found);
         frames.erase(found);
     }
     progress pmap_enter(node_id, std::span<const run> runs) noexcept { return {runs.size(), {}}; }
-    progress pmap_clear(node_id, std::span<const va_range> ranges) noexcept { return {ranges.size(), {}}; }
+    progress pmap_clear(node_id, std::span<const va_range> ranges) noexcept {
+        return {ranges.size(), {}};
+    }
 };
 static_assert(backend<paper_driver> && !takes_device_faults<paper_driver>);
 

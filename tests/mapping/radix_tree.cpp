@@ -70,7 +70,9 @@ TEST_CASE("radix_tree: readers without a lock see a complete record or none") {
         while (!is_over.load()) {
             for (address page = 0; page < 64; ++page) {
                 if (auto* one = t->find(1_GiB + page * 16_GiB)) {
-                    wrong += one->first != static_cast<long>(page) + 1 || one->second != -one->first ? 1 : 0;
+                    wrong += one->first != static_cast<long>(page) + 1 || one->second != -one->first
+                                 ? 1
+                                 : 0;
                     seen += 1;
                 }
             }

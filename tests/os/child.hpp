@@ -38,7 +38,9 @@ struct child_end {
     int signal = 0;
     std::string errors;  // what it wrote, to stdout too
 
-    [[nodiscard]] bool says(const char* text) const { return errors.find(text) != std::string::npos; }
+    [[nodiscard]] bool says(const char* text) const {
+        return errors.find(text) != std::string::npos;
+    }
 };
 
 // `name` empty: runs the executable's own main with the arguments.
@@ -76,7 +78,8 @@ inline child_end run_child(const char* name, std::vector<std::string> environmen
     ::posix_spawn_file_actions_addclose(&actions, ends[0]);
     ::posix_spawn_file_actions_addclose(&actions, ends[1]);
     pid_t pid = 0;
-    const int error = ::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, args.data(), env.data());
+    const int error =
+        ::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, args.data(), env.data());
     ::posix_spawn_file_actions_destroy(&actions);
     ::close(ends[1]);
     if (error == 0) {
@@ -105,12 +108,12 @@ inline child_end run_child(const char* name, std::vector<std::string> environmen
 }
 
 // In children, where doctest does not run: names the line and ends the process.
-#define XMM_EXPECT(condition)                                                             \
-    do {                                                                                  \
-        if (!(condition)) {                                                               \
+#define XMM_EXPECT(condition)                                                            \
+    do {                                                                                 \
+        if (!(condition)) {                                                              \
             std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            ::_exit(99);                                                                  \
-        }                                                                                 \
+            ::_exit(99);                                                                 \
+        }                                                                                \
     } while (false)
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -62,7 +62,8 @@ TEST_CASE("conf: byte sizes") {
 }
 
 TEST_CASE("conf: a malformed size keeps the default") {
-    for (const char* bad : {"", "K", "-1", "1.5G", "1X", "1KK", "1GiBs", "99999999999999999999", "99999999999G"}) {
+    for (const char* bad :
+         {"", "K", "-1", "1.5G", "1X", "1KK", "1GiBs", "99999999999999999999", "99999999999G"}) {
         CAPTURE(bad);
         CHECK(bytes_of(bad) == 77);
     }
@@ -88,13 +89,14 @@ TEST_CASE("conf: too long a text is cut, not overrun") {
 
 namespace {
 
-const child_case reads_environment{"conf environment", [] {
-    XMM_EXPECT(&conf::of_process() == &conf::of_process());
-    XMM_EXPECT(!conf::of_process().flag("userfaultfd", true));
-    XMM_EXPECT(conf::of_process().number("service_threads", 4) == 4);
-    XMM_EXPECT(conf::of_process().number("service_threads", 4) == 4);
-    return 0;
-}};
+const child_case reads_environment{
+    "conf environment", [] {
+        XMM_EXPECT(&conf::of_process() == &conf::of_process());
+        XMM_EXPECT(!conf::of_process().flag("userfaultfd", true));
+        XMM_EXPECT(conf::of_process().number("service_threads", 4) == 4);
+        XMM_EXPECT(conf::of_process().number("service_threads", 4) == 4);
+        return 0;
+    }};
 
 std::size_t count_of(const std::string& text, const char* what) {
     std::size_t count = 0;

@@ -30,12 +30,15 @@ public:
         XMM_EXPECT(::ftruncate(file_, static_cast<off_t>(range_bytes())) == 0);
         for (std::size_t i = 0; i < pages; ++i) {
             const std::uint64_t number = i;
-            XMM_EXPECT(::pwrite(file_, &number, sizeof number, static_cast<off_t>(i * os_page_)) == sizeof number);
+            XMM_EXPECT(::pwrite(file_, &number, sizeof number, static_cast<off_t>(i * os_page_)) ==
+                       sizeof number);
         }
-        void* at = ::mmap(nullptr, range_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* at = ::mmap(nullptr, range_bytes(), PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         range_ = {to_address(at), range_bytes()};
         XMM_EXPECT(trap().add(sink()).is_ok());
-        XMM_EXPECT(trap().rearm().is_ok());  // doctest puts its own handler in front for each test case
+        XMM_EXPECT(
+            trap().rearm().is_ok());  // doctest puts its own handler in front for each test case
         XMM_EXPECT(trap().make_hole(range_).is_ok());
     }
     ~store() {
@@ -52,7 +55,9 @@ public:
         return static_cast<volatile std::uint64_t*>(to_pointer(range_.begin + i * os_page_));
     }
     [[nodiscard]] va_range range() const { return range_; }
-    [[nodiscard]] va_range page_range(std::size_t i) const { return {range_.begin + i * os_page_, os_page_}; }
+    [[nodiscard]] va_range page_range(std::size_t i) const {
+        return {range_.begin + i * os_page_, os_page_};
+    }
 
     std::atomic<cpu_fault_outcome> outcome{cpu_fault_outcome::resolved};
     std::atomic<const char*> why{""};
@@ -73,7 +78,9 @@ private:
 
     [[nodiscard]] cpu_fault_sink sink() {
         return {this,
-                [](void* self, address at) noexcept { return static_cast<store*>(self)->range_.contains(at); },
+                [](void* self, address at) noexcept {
+                    return static_cast<store*>(self)->range_.contains(at);
+                },
                 [](void* self, address at, xmm::access wanted, const char** reason) noexcept {
                     return static_cast<store*>(self)->handle(at, wanted, reason);
                 }};
@@ -114,8 +121,9 @@ private:
             return outcome;
         }
         const std::size_t offset = align_down(at - range_.begin, os_page_);
-        const void* at_page = detail::map_quietly(to_pointer(range_.begin + offset), os_page_, PROT_READ | PROT_WRITE,
-                                                  MAP_SHARED | MAP_FIXED, file_, offset);
+        const void* at_page =
+            detail::map_quietly(to_pointer(range_.begin + offset), os_page_, PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_FIXED, file_, offset);
         XMM_EXPECT(at_page != MAP_FAILED);
         return cpu_fault_outcome::resolved;
     }
@@ -149,200 +157,201 @@ void touch_foreign_page() { *static_cast<volatile char*>(foreign_page.load()) = 
 }  // namespace
 
 TEST_SUITE("fault_trap in either way") {
-
-TEST_CASE("fault_trap: says by which way it works") {
-    MESSAGE("userfaultfd: " << fault_trap::instance().has_userfaultfd());
-    CHECK_FALSE(fault_trap::is_service_thread());
-    if (!conf::of_process().flag("userfaultfd", true)) {
-        CHECK_FALSE(fault_trap::instance().has_userfaultfd());
+    TEST_CASE("fault_trap: says by which way it works") {
+        MESSAGE("userfaultfd: " << fault_trap::instance().has_userfaultfd());
+        CHECK_FALSE(fault_trap::is_service_thread());
+        if (!conf::of_process().flag("userfaultfd", true)) {
+            CHECK_FALSE(fault_trap::instance().has_userfaultfd());
+        }
     }
-}
 
-TEST_CASE("fault_trap: a touched hole is filled and the access goes on") {
-    store s{4};
-    CHECK(*s.page(2) == 2);
-    CHECK(s.calls == 1);
-    CHECK(s.last_wanted == xmm::access::read);
-    CHECK(s.last_at == to_address(const_cast<std::uint64_t*>(s.page(2))));
-    *s.page(3) = 33;
-    CHECK(s.last_wanted == xmm::access::write);
-    CHECK(s.calls == 2);
-    CHECK(*s.page(3) == 33);
-    CHECK(s.ran_elsewhere);
-    CHECK(store::trap().make_hole(s.page_range(3)).is_ok());
-    CHECK(*s.page(3) == 33);
-    CHECK(s.calls == 3);
-}
+    TEST_CASE("fault_trap: a touched hole is filled and the access goes on") {
+        store s{4};
+        CHECK(*s.page(2) == 2);
+        CHECK(s.calls == 1);
+        CHECK(s.last_wanted == xmm::access::read);
+        CHECK(s.last_at == to_address(const_cast<std::uint64_t*>(s.page(2))));
+        *s.page(3) = 33;
+        CHECK(s.last_wanted == xmm::access::write);
+        CHECK(s.calls == 2);
+        CHECK(*s.page(3) == 33);
+        CHECK(s.ran_elsewhere);
+        CHECK(store::trap().make_hole(s.page_range(3)).is_ok());
+        CHECK(*s.page(3) == 33);
+        CHECK(s.calls == 3);
+    }
 
-TEST_CASE("fault_trap: the address of an access inside a page is exact") {
-    store s{2};
-    auto* at = reinterpret_cast<volatile char*>(s.page(1)) + 1234;
-    CHECK(*at == 0);
-    CHECK(s.last_at == to_address(const_cast<char*>(at)));
-}
+    TEST_CASE("fault_trap: the address of an access inside a page is exact") {
+        store s{2};
+        auto* at = reinterpret_cast<volatile char*>(s.page(1)) + 1234;
+        CHECK(*at == 0);
+        CHECK(s.last_at == to_address(const_cast<char*>(at)));
+    }
 
-TEST_CASE("fault_trap: errno survives a fault") {
-    store s{1};
-    errno = 71;
-    const std::uint64_t value = *s.page(0);
-    const int errno_after = errno;
-    CHECK(value == 0);
-    CHECK(errno_after == 71);
-}
+    TEST_CASE("fault_trap: errno survives a fault") {
+        store s{1};
+        errno = 71;
+        const std::uint64_t value = *s.page(0);
+        const int errno_after = errno;
+        CHECK(value == 0);
+        CHECK(errno_after == 71);
+    }
 
-TEST_CASE("fault_trap: many threads on the same page") {
-    store s{16};
-    std::atomic<int> wrong{0};
-    std::barrier together{8};
-    on_threads(8, [&](int) {
-        for (std::size_t i = 0; i < 16; ++i) {
-            together.arrive_and_wait();
+    TEST_CASE("fault_trap: many threads on the same page") {
+        store s{16};
+        std::atomic<int> wrong{0};
+        std::barrier together{8};
+        on_threads(8, [&](int) {
+            for (std::size_t i = 0; i < 16; ++i) {
+                together.arrive_and_wait();
+                if (*s.page(i) != i) {
+                    ++wrong;
+                }
+            }
+        });
+        CHECK(wrong == 0);
+        CHECK(s.calls >= 16);
+    }
+
+    TEST_CASE("fault_trap: several threads on different pages are served at once") {
+        store s{8};
+        s.waits_for_company = true;
+        std::atomic<int> wrong{0};
+        on_threads(4, [&](int t) {
+            const auto i = static_cast<std::size_t>(t);
             if (*s.page(i) != i) {
                 ++wrong;
             }
-        }
-    });
-    CHECK(wrong == 0);
-    CHECK(s.calls >= 16);
-}
+        });
+        CHECK(wrong == 0);
+        CHECK(s.most_inside >= 2);
+    }
 
-TEST_CASE("fault_trap: several threads on different pages are served at once") {
-    store s{8};
-    s.waits_for_company = true;
-    std::atomic<int> wrong{0};
-    on_threads(4, [&](int t) {
-        const auto i = static_cast<std::size_t>(t);
-        if (*s.page(i) != i) {
-            ++wrong;
-        }
-    });
-    CHECK(wrong == 0);
-    CHECK(s.most_inside >= 2);
-}
-
-TEST_CASE("fault_trap: more threads fault than there are request slots") {
-    store s{160};
-    s.delay_us = 200;
-    std::atomic<int> wrong{0};
-    on_threads(160, [&](int t) {
-        const auto i = static_cast<std::size_t>(t);
-        if (*s.page(i) != i) {
-            ++wrong;
-        }
-    });
-    CHECK(wrong == 0);
-}
-
-TEST_CASE("fault_trap: pages go away and come back under threads that use them") {
-    store s{32};
-    std::atomic<bool> is_over{false};
-    std::atomic<int> wrong{0};
-    std::thread taker{[&] {
-        for (unsigned i = 0; !is_over; ++i) {
-            if (!store::trap().make_hole(s.page_range(i * 7 % 32))) {
+    TEST_CASE("fault_trap: more threads fault than there are request slots") {
+        store s{160};
+        s.delay_us = 200;
+        std::atomic<int> wrong{0};
+        on_threads(160, [&](int t) {
+            const auto i = static_cast<std::size_t>(t);
+            if (*s.page(i) != i) {
                 ++wrong;
             }
-        }
-    }};
-    on_threads(4, [&](int t) {
-        // Each thread counts up words of its own, in all pages.
-        for (std::uint64_t round = 1; round <= 30; ++round) {
-            for (std::size_t i = 0; i < 32; ++i) {
-                volatile std::uint64_t* mine = s.page(i) + 8 + t * 8;
-                if (*mine != round - 1) {
+        });
+        CHECK(wrong == 0);
+    }
+
+    TEST_CASE("fault_trap: pages go away and come back under threads that use them") {
+        store s{32};
+        std::atomic<bool> is_over{false};
+        std::atomic<int> wrong{0};
+        std::thread taker{[&] {
+            for (unsigned i = 0; !is_over; ++i) {
+                if (!store::trap().make_hole(s.page_range(i * 7 % 32))) {
                     ++wrong;
                 }
-                *mine = round;
             }
-        }
-    });
-    is_over = true;
-    taker.join();
-    CHECK(wrong == 0);
-    CHECK(s.ran_elsewhere);
-}
-
-TEST_CASE("fault_trap: two sinks, each is asked for its own") {
-    store a{2};
-    store b{2};
-    CHECK(*a.page(1) == 1);
-    CHECK(*b.page(1) == 1);
-    CHECK(*b.page(0) == 0);
-    CHECK(a.calls == 1);
-    CHECK(b.calls == 2);
-}
-
-TEST_CASE("fault_trap: remove waits for the handler inside") {
-    for (int round = 0; round < 5; ++round) {
-        auto s = std::make_unique<store>(1);
-        s->delay_us = 20'000;
-        std::atomic<std::uint64_t> seen{99};
-        std::thread toucher{[&] { seen = *s->page(0); }};
-        while (s->inside == 0) {
-            ::usleep(100);
-        }
-        store::trap().remove(s.get());
-        CHECK(s->inside == 0);
-        CHECK(s->calls == 1);
-        toucher.join();
-        CHECK(seen == 0);
+        }};
+        on_threads(4, [&](int t) {
+            // Each thread counts up words of its own, in all pages.
+            for (std::uint64_t round = 1; round <= 30; ++round) {
+                for (std::size_t i = 0; i < 32; ++i) {
+                    volatile std::uint64_t* mine = s.page(i) + 8 + t * 8;
+                    if (*mine != round - 1) {
+                        ++wrong;
+                    }
+                    *mine = round;
+                }
+            }
+        });
+        is_over = true;
+        taker.join();
+        CHECK(wrong == 0);
+        CHECK(s.ran_elsewhere);
     }
-}
 
-TEST_CASE("fault_trap: slots of removed sinks are used again; there are 64") {
-    std::vector<std::unique_ptr<store>> many;
-    for (int round = 0; round < 3; ++round) {
-        many.clear();
-        for (int i = 0; i < 64; ++i) {
-            many.push_back(std::make_unique<store>(1));
-        }
-        CHECK(*many.back()->page(0) == 0);
-        int context = 0;
-        const status full = store::trap().add({&context, [](void*, address) noexcept { return false; },
-                                               [](void*, address, xmm::access, const char**) noexcept {
-                                                   return cpu_fault_outcome::refused;
-                                               }});
-        CHECK(full.code == errc::no_memory);
+    TEST_CASE("fault_trap: two sinks, each is asked for its own") {
+        store a{2};
+        store b{2};
+        CHECK(*a.page(1) == 1);
+        CHECK(*b.page(1) == 1);
+        CHECK(*b.page(0) == 0);
+        CHECK(a.calls == 1);
+        CHECK(b.calls == 2);
     }
-}
 
-TEST_CASE("fault_trap: a hole is whole OS pages") {
-    fault_trap& trap = fault_trap::instance();
-    const std::size_t os_page = os_page_bytes();
-    store s{2};
-    const address at = s.range().begin;
-    CHECK(*s.page(0) == 0);
-    CHECK(trap.make_hole({at, 0}).code == errc::invalid_argument);
-    CHECK(trap.make_hole({at + 1, os_page}).code == errc::invalid_argument);
-    CHECK(trap.make_hole({at, os_page + 1}).code == errc::invalid_argument);
-    CHECK(trap.make_hole({align_down(SIZE_MAX, os_page), 2 * os_page}).code == errc::invalid_argument);
-    CHECK(*s.page(0) == 0);
-    CHECK(s.calls == 1);
-}
+    TEST_CASE("fault_trap: remove waits for the handler inside") {
+        for (int round = 0; round < 5; ++round) {
+            auto s = std::make_unique<store>(1);
+            s->delay_us = 20'000;
+            std::atomic<std::uint64_t> seen{99};
+            std::thread toucher{[&] { seen = *s->page(0); }};
+            while (s->inside == 0) {
+                ::usleep(100);
+            }
+            store::trap().remove(s.get());
+            CHECK(s->inside == 0);
+            CHECK(s->calls == 1);
+            toucher.join();
+            CHECK(seen == 0);
+        }
+    }
 
-TEST_CASE("fault_trap: read(2) into a hole") {
-    store s{2};
-    std::array<int, 2> ends{};
-    REQUIRE(::pipe(ends.data()) == 0);
-    const char text[] = "through the kernel";
-    REQUIRE(::write(ends[1], text, sizeof text) == sizeof text);
-    char* to = const_cast<char*>(reinterpret_cast<volatile char*>(s.page(1))) + 64;
-    // By its number: a sanitizer's read() would touch the buffer first.
-    const long got = ::syscall(SYS_read, ends[0], to, sizeof text);
-    if (store::trap().has_userfaultfd()) {
-        CHECK(got == sizeof text);
-        CHECK(std::memcmp(to, text, sizeof text) == 0);
+    TEST_CASE("fault_trap: slots of removed sinks are used again; there are 64") {
+        std::vector<std::unique_ptr<store>> many;
+        for (int round = 0; round < 3; ++round) {
+            many.clear();
+            for (int i = 0; i < 64; ++i) {
+                many.push_back(std::make_unique<store>(1));
+            }
+            CHECK(*many.back()->page(0) == 0);
+            int context = 0;
+            const status full =
+                store::trap().add({&context, [](void*, address) noexcept { return false; },
+                                   [](void*, address, xmm::access, const char**) noexcept {
+                                       return cpu_fault_outcome::refused;
+                                   }});
+            CHECK(full.code == errc::no_memory);
+        }
+    }
+
+    TEST_CASE("fault_trap: a hole is whole OS pages") {
+        fault_trap& trap = fault_trap::instance();
+        const std::size_t os_page = os_page_bytes();
+        store s{2};
+        const address at = s.range().begin;
+        CHECK(*s.page(0) == 0);
+        CHECK(trap.make_hole({at, 0}).code == errc::invalid_argument);
+        CHECK(trap.make_hole({at + 1, os_page}).code == errc::invalid_argument);
+        CHECK(trap.make_hole({at, os_page + 1}).code == errc::invalid_argument);
+        CHECK(trap.make_hole({align_down(SIZE_MAX, os_page), 2 * os_page}).code ==
+              errc::invalid_argument);
+        CHECK(*s.page(0) == 0);
         CHECK(s.calls == 1);
-    } else {
-        CHECK(got == -1);
-        CHECK(errno == EFAULT);
-        CHECK(s.calls == 0);
-        *to = 1;  // touched first, it works
-        CHECK(::syscall(SYS_read, ends[0], to, sizeof text) == sizeof text);
     }
-    ::close(ends[0]);
-    ::close(ends[1]);
-}
+
+    TEST_CASE("fault_trap: read(2) into a hole") {
+        store s{2};
+        std::array<int, 2> ends{};
+        REQUIRE(::pipe(ends.data()) == 0);
+        const char text[] = "through the kernel";
+        REQUIRE(::write(ends[1], text, sizeof text) == sizeof text);
+        char* to = const_cast<char*>(reinterpret_cast<volatile char*>(s.page(1))) + 64;
+        // By its number: a sanitizer's read() would touch the buffer first.
+        const long got = ::syscall(SYS_read, ends[0], to, sizeof text);
+        if (store::trap().has_userfaultfd()) {
+            CHECK(got == sizeof text);
+            CHECK(std::memcmp(to, text, sizeof text) == 0);
+            CHECK(s.calls == 1);
+        } else {
+            CHECK(got == -1);
+            CHECK(errno == EFAULT);
+            CHECK(s.calls == 0);
+            *to = 1;  // touched first, it works
+            CHECK(::syscall(SYS_read, ends[0], to, sizeof text) == sizeof text);
+        }
+        ::close(ends[0]);
+        ::close(ends[1]);
+    }
 
 }  // TEST_SUITE
 
@@ -354,8 +363,9 @@ TEST_CASE("fault_trap: all of that by signals only") {
 }
 
 TEST_CASE("fault_trap: all of that with one service thread, but those that want several") {
-    const child_end end = run_child("", {"XMM_CONF=service_threads:1"},
-                                    {"--test-suite=fault_trap in either way", "-tce=*served at once*"});
+    const child_end end =
+        run_child("", {"XMM_CONF=service_threads:1"},
+                  {"--test-suite=fault_trap in either way", "-tce=*served at once*"});
     CAPTURE(end.errors);
     CHECK(end.exit_code == 0);
 }
@@ -395,10 +405,10 @@ void earlier_with_info(int signal, siginfo_t* info, void* context) {
     ++earlier_calls;
     sigset_t mask;
     ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
-    is_as_the_kernel_does = signal == SIGSEGV && info->si_signo == SIGSEGV && info->si_addr == foreign_page &&
-                            info->si_code == SEGV_ACCERR && context != nullptr &&
-                            ::sigismember(&mask, SIGSEGV) == 1 && ::sigismember(&mask, SIGUSR1) == 1 &&
-                            ::sigismember(&mask, SIGUSR2) == 0;
+    is_as_the_kernel_does =
+        signal == SIGSEGV && info->si_signo == SIGSEGV && info->si_addr == foreign_page &&
+        info->si_code == SEGV_ACCERR && context != nullptr && ::sigismember(&mask, SIGSEGV) == 1 &&
+        ::sigismember(&mask, SIGUSR1) == 1 && ::sigismember(&mask, SIGUSR2) == 0;
     open_foreign_page();
     errno = 99;
 }
@@ -422,248 +432,259 @@ void install(void (*with_info)(int, siginfo_t*, void*), int flags = 0) {
     ::sigaction(SIGSEGV, &action, nullptr);
 }
 
-const child_case chains_with_info{"chains with info", [] {
-    make_foreign_page();
-    install(earlier_with_info);
-    const store s{1};
-    errno = 17;
-    touch_foreign_page();
-    XMM_EXPECT(errno == 17);
-    XMM_EXPECT(earlier_calls == 1);
-    XMM_EXPECT(is_as_the_kernel_does);
-    XMM_EXPECT(*s.page(0) == 0);
-    XMM_EXPECT(earlier_calls == 1);
-    sigset_t mask;
-    ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
-    XMM_EXPECT(::sigismember(&mask, SIGSEGV) == 0 && ::sigismember(&mask, SIGUSR1) == 0);
-    return 0;
-}};
+const child_case chains_with_info{
+    "chains with info", [] {
+        make_foreign_page();
+        install(earlier_with_info);
+        const store s{1};
+        errno = 17;
+        touch_foreign_page();
+        XMM_EXPECT(errno == 17);
+        XMM_EXPECT(earlier_calls == 1);
+        XMM_EXPECT(is_as_the_kernel_does);
+        XMM_EXPECT(*s.page(0) == 0);
+        XMM_EXPECT(earlier_calls == 1);
+        sigset_t mask;
+        ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+        XMM_EXPECT(::sigismember(&mask, SIGSEGV) == 0 && ::sigismember(&mask, SIGUSR1) == 0);
+        return 0;
+    }};
 const child_case chains_plain{"chains plain", [] {
-    make_foreign_page();
-    install(earlier_plain);
-    const store s{1};
-    touch_foreign_page();
-    XMM_EXPECT(earlier_calls == 1);
-    XMM_EXPECT(is_as_the_kernel_does);
-    XMM_EXPECT(*s.page(0) == 0);
-    return 0;
-}};
-const child_case chains_once{"chains once", [] {
-    make_foreign_page();
-    install(earlier_plain, static_cast<int>(SA_RESETHAND));
-    const store s{1};
-    touch_foreign_page();
-    XMM_EXPECT(earlier_calls == 1);
-    make_foreign_page();
-    touch_foreign_page();  // the kernel would have gone back to the default
-    return 1;
-}};
+                                  make_foreign_page();
+                                  install(earlier_plain);
+                                  const store s{1};
+                                  touch_foreign_page();
+                                  XMM_EXPECT(earlier_calls == 1);
+                                  XMM_EXPECT(is_as_the_kernel_does);
+                                  XMM_EXPECT(*s.page(0) == 0);
+                                  return 0;
+                              }};
+const child_case chains_once{
+    "chains once", [] {
+        make_foreign_page();
+        install(earlier_plain, static_cast<int>(SA_RESETHAND));
+        const store s{1};
+        touch_foreign_page();
+        XMM_EXPECT(earlier_calls == 1);
+        make_foreign_page();
+        touch_foreign_page();  // the kernel would have gone back to the default
+        return 1;
+    }};
 
 // An earlier handler that itself touches a hole.
 store* of_earlier = nullptr;
-const child_case earlier_faults{"earlier handler faults", [] {
-    make_foreign_page();
-    const auto touches = [](int) {
-        XMM_EXPECT(*of_earlier->page(0) == 0);
-        earlier_plain(SIGSEGV);
-    };
-    install(touches, SA_NODEFER);  // without, the kernel would kill it for the second SIGSEGV
-    store s{1};
-    of_earlier = &s;
-    touch_foreign_page();
-    XMM_EXPECT(earlier_calls == 1);
-    XMM_EXPECT(s.calls == 1);
-    return 0;
-}};
+const child_case earlier_faults{
+    "earlier handler faults", [] {
+        make_foreign_page();
+        const auto touches = [](int) {
+            XMM_EXPECT(*of_earlier->page(0) == 0);
+            earlier_plain(SIGSEGV);
+        };
+        install(touches, SA_NODEFER);  // without, the kernel would kill it for the second SIGSEGV
+        store s{1};
+        of_earlier = &s;
+        touch_foreign_page();
+        XMM_EXPECT(earlier_calls == 1);
+        XMM_EXPECT(s.calls == 1);
+        return 0;
+    }};
 
 struct sigaction before_later {};
 void later_that_chains(int signal, siginfo_t* info, void* context) {
     ++later_calls;
     before_later.sa_sigaction(signal, info, context);
 }
-const child_case rearms{"rearms", [] {
-    make_foreign_page();
-    install(earlier_with_info);
-    store s{2};
-    ::sigaction(SIGSEGV, nullptr, &before_later);
-    install(later_that_chains);
-    XMM_EXPECT(*s.page(0) == 0);  // by way of the later one, unless by userfaultfd
-    XMM_EXPECT(later_calls == (store::trap().has_userfaultfd() ? 0 : 1));
-    later_calls = 0;
-    for (int i = 0; i < 3; ++i) {
-        XMM_EXPECT(store::trap().rearm().is_ok());
-    }
-    XMM_EXPECT(*s.page(1) == 1);
-    XMM_EXPECT(later_calls == 0);
-    // The later one comes first, it calls the trap, which goes on to the earlier one.
-    touch_foreign_page();
-    XMM_EXPECT(later_calls == 1);
-    XMM_EXPECT(earlier_calls == 1);
-    XMM_EXPECT(is_as_the_kernel_does);
-    make_foreign_page();
-    touch_foreign_page();
-    XMM_EXPECT(later_calls == 2);
-    XMM_EXPECT(earlier_calls == 2);
-    return 0;
-}};
-const child_case rearm_needed{"rearm needed", [] {
-    store s{2};
-    foreign_page = static_cast<char*>(to_pointer(s.range().begin));
-    install([](int) {
-        ++later_calls;
-        XMM_EXPECT(store::trap().rearm().is_ok());
-    });
-    XMM_EXPECT(*s.page(0) == 0);
-    XMM_EXPECT(later_calls == (store::trap().has_userfaultfd() ? 0 : 1));
-    XMM_EXPECT(*s.page(1) == 1);
-    XMM_EXPECT(later_calls <= 1);
-    return 0;
-}};
+const child_case rearms{
+    "rearms", [] {
+        make_foreign_page();
+        install(earlier_with_info);
+        store s{2};
+        ::sigaction(SIGSEGV, nullptr, &before_later);
+        install(later_that_chains);
+        XMM_EXPECT(*s.page(0) == 0);  // by way of the later one, unless by userfaultfd
+        XMM_EXPECT(later_calls == (store::trap().has_userfaultfd() ? 0 : 1));
+        later_calls = 0;
+        for (int i = 0; i < 3; ++i) {
+            XMM_EXPECT(store::trap().rearm().is_ok());
+        }
+        XMM_EXPECT(*s.page(1) == 1);
+        XMM_EXPECT(later_calls == 0);
+        // The later one comes first, it calls the trap, which goes on to the earlier one.
+        touch_foreign_page();
+        XMM_EXPECT(later_calls == 1);
+        XMM_EXPECT(earlier_calls == 1);
+        XMM_EXPECT(is_as_the_kernel_does);
+        make_foreign_page();
+        touch_foreign_page();
+        XMM_EXPECT(later_calls == 2);
+        XMM_EXPECT(earlier_calls == 2);
+        return 0;
+    }};
+const child_case rearm_needed{
+    "rearm needed", [] {
+        store s{2};
+        foreign_page = static_cast<char*>(to_pointer(s.range().begin));
+        install([](int) {
+            ++later_calls;
+            XMM_EXPECT(store::trap().rearm().is_ok());
+        });
+        XMM_EXPECT(*s.page(0) == 0);
+        XMM_EXPECT(later_calls == (store::trap().has_userfaultfd() ? 0 : 1));
+        XMM_EXPECT(*s.page(1) == 1);
+        XMM_EXPECT(later_calls <= 1);
+        return 0;
+    }};
 
 const child_case foreign_dies{"foreign fault", [] {
-    make_foreign_page();
-    if (!xmm_test::has_sanitizer) {
-        install(SIG_DFL);
-    }
-    const store s{1};
-    touch_foreign_page();
-    return 1;
-}};
+                                  make_foreign_page();
+                                  if (!xmm_test::has_sanitizer) {
+                                      install(SIG_DFL);
+                                  }
+                                  const store s{1};
+                                  touch_foreign_page();
+                                  return 1;
+                              }};
 const child_case ignored_dies{"foreign fault ignored", [] {
-    make_foreign_page();
-    install(SIG_IGN);
-    const store s{1};
-    ::kill(::getpid(), SIGSEGV);  // sent: ignored
-    ::usleep(1000);
-    std::fprintf(stderr, "still here\n");
-    touch_foreign_page();  // raised: not even the kernel ignores it
-    return 1;
-}};
+                                  make_foreign_page();
+                                  install(SIG_IGN);
+                                  const store s{1};
+                                  ::kill(::getpid(), SIGSEGV);  // sent: ignored
+                                  ::usleep(1000);
+                                  std::fprintf(stderr, "still here\n");
+                                  touch_foreign_page();  // raised: not even the kernel ignores it
+                                  return 1;
+                              }};
 const child_case sent_dies{"sent signal", [] {
-    install(SIG_DFL);
-    const store s{1};
-    ::raise(SIGSEGV);
-    ::usleep(1000);
-    return 1;
-}};
+                               install(SIG_DFL);
+                               const store s{1};
+                               ::raise(SIGSEGV);
+                               ::usleep(1000);
+                               return 1;
+                           }};
 
 const child_case refused{"refused", [] {
-    store s{2};
-    s.outcome = cpu_fault_outcome::refused;
-    s.why = "it is pinned elsewhere";
-    *s.page(1) = 1;
-    return 1;
-}};
-const child_case refused_chains{"refused chains", [] {
-    foreign_page = nullptr;
-    install([](int signal, siginfo_t* info, void*) {
-        char* at = static_cast<char*>(info->si_addr);
-        // In one write: the death of the process flushes nothing.
-        std::fprintf(stderr, "earlier handler: %s at %s\n", signal == SIGSEGV ? "SIGSEGV" : "?",
-                     at == foreign_page ? "the page" : "?");
-        ::_exit(5);
-    });
-    store s{2};
-    foreign_page = static_cast<char*>(to_pointer(s.page_range(1).begin));
-    s.outcome = cpu_fault_outcome::no_memory;
-    static_cast<void>(*s.page(1));
-    return 1;
-}};
-const child_case fails_then_works{"fails then works", [] {
-    install([](int) { ++earlier_calls; });  // returns, so the access is tried again
-    store s{2};
-    s.failures_left = 1;
-    XMM_EXPECT(*s.page(1) == 1);
-    XMM_EXPECT(earlier_calls == (store::trap().has_userfaultfd() ? 0 : 1));
-    s.failures_left = 3;
-    *s.page(0) = 5;
-    XMM_EXPECT(*s.page(0) == 5);
-    XMM_EXPECT(store::trap().make_hole(s.range()).is_ok());
-    XMM_EXPECT(*s.page(0) == 5 && *s.page(1) == 1);
-    return 0;
-}};
-const child_case refused_system_call{"refused system call", [] {
-    store s{2};
-    s.outcome = cpu_fault_outcome::refused;
-    int ends[2];
-    XMM_EXPECT(::pipe(ends) == 0);
-    XMM_EXPECT(::write(ends[1], "x", 1) == 1);
-    XMM_EXPECT(::syscall(SYS_read, ends[0], to_pointer(s.range().begin), 1) == -1);
-    XMM_EXPECT(errno == EFAULT || errno == EHWPOISON);
-    return 0;
-}};
+                             store s{2};
+                             s.outcome = cpu_fault_outcome::refused;
+                             s.why = "it is pinned elsewhere";
+                             *s.page(1) = 1;
+                             return 1;
+                         }};
+const child_case refused_chains{
+    "refused chains", [] {
+        foreign_page = nullptr;
+        install([](int signal, siginfo_t* info, void*) {
+            char* at = static_cast<char*>(info->si_addr);
+            // In one write: the death of the process flushes nothing.
+            std::fprintf(stderr, "earlier handler: %s at %s\n", signal == SIGSEGV ? "SIGSEGV" : "?",
+                         at == foreign_page ? "the page" : "?");
+            ::_exit(5);
+        });
+        store s{2};
+        foreign_page = static_cast<char*>(to_pointer(s.page_range(1).begin));
+        s.outcome = cpu_fault_outcome::no_memory;
+        static_cast<void>(*s.page(1));
+        return 1;
+    }};
+const child_case fails_then_works{
+    "fails then works", [] {
+        install([](int) { ++earlier_calls; });  // returns, so the access is tried again
+        store s{2};
+        s.failures_left = 1;
+        XMM_EXPECT(*s.page(1) == 1);
+        XMM_EXPECT(earlier_calls == (store::trap().has_userfaultfd() ? 0 : 1));
+        s.failures_left = 3;
+        *s.page(0) = 5;
+        XMM_EXPECT(*s.page(0) == 5);
+        XMM_EXPECT(store::trap().make_hole(s.range()).is_ok());
+        XMM_EXPECT(*s.page(0) == 5 && *s.page(1) == 1);
+        return 0;
+    }};
+const child_case refused_system_call{
+    "refused system call", [] {
+        store s{2};
+        s.outcome = cpu_fault_outcome::refused;
+        int ends[2];
+        XMM_EXPECT(::pipe(ends) == 0);
+        XMM_EXPECT(::write(ends[1], "x", 1) == 1);
+        XMM_EXPECT(::syscall(SYS_read, ends[0], to_pointer(s.range().begin), 1) == -1);
+        XMM_EXPECT(errno == EFAULT || errno == EHWPOISON);
+        return 0;
+    }};
 const child_case unmapped_meanwhile{"unmapped meanwhile", [] {
-    store s{2};
-    s.unmaps = true;
-    s.outcome = cpu_fault_outcome::not_mapped;
-    static_cast<void>(*s.page(1));
-    return 1;
-}};
+                                        store s{2};
+                                        s.unmaps = true;
+                                        s.outcome = cpu_fault_outcome::not_mapped;
+                                        static_cast<void>(*s.page(1));
+                                        return 1;
+                                    }};
 const child_case removed{"sink removed", [] {
-    store s{2};
-    store::trap().remove(&s);
-    static_cast<void>(*s.page(1));
-    return 1;
-}};
+                             store s{2};
+                             store::trap().remove(&s);
+                             static_cast<void>(*s.page(1));
+                             return 1;
+                         }};
 
 const child_case blocked{"blocked signal", [] {
-    store s{1};
-    sigset_t mask;
-    ::sigfillset(&mask);
-    ::pthread_sigmask(SIG_BLOCK, &mask, nullptr);
-    XMM_EXPECT(*s.page(0) == 0);
-    return 0;
-}};
+                             store s{1};
+                             sigset_t mask;
+                             ::sigfillset(&mask);
+                             ::pthread_sigmask(SIG_BLOCK, &mask, nullptr);
+                             XMM_EXPECT(*s.page(0) == 0);
+                             return 0;
+                         }};
 
 const child_case service_touches{"service thread touches", [] {
-    store s{2};
-    s.touches_itself = true;
-    static_cast<void>(*s.page(1));
-    return 1;
-}};
+                                     store s{2};
+                                     s.touches_itself = true;
+                                     static_cast<void>(*s.page(1));
+                                     return 1;
+                                 }};
 
-const child_case forked_touches{"forked child touches", [] {
-    store s{2};
-    XMM_EXPECT(*s.page(0) == 0);
-    const pid_t child = ::fork();
-    if (child == 0) {
-        if (store::trap().add({&s, [](void*, address) noexcept { return true; },
-                               [](void*, address, xmm::access, const char**) noexcept {
-                                   return cpu_fault_outcome::resolved;
-                               }})
-                .code != errc::forked) {
-            ::_exit(98);
+const child_case forked_touches{
+    "forked child touches", [] {
+        store s{2};
+        XMM_EXPECT(*s.page(0) == 0);
+        const pid_t child = ::fork();
+        if (child == 0) {
+            if (store::trap()
+                    .add({&s, [](void*, address) noexcept { return true; },
+                          [](void*, address, xmm::access, const char**) noexcept {
+                              return cpu_fault_outcome::resolved;
+                          }})
+                    .code != errc::forked) {
+                ::_exit(98);
+            }
+            static_cast<void>(*s.page(1));
+            ::_exit(97);
         }
-        static_cast<void>(*s.page(1));
-        ::_exit(97);
-    }
-    int ended = 0;
-    XMM_EXPECT(::waitpid(child, &ended, 0) == child);
-    XMM_EXPECT(WIFSIGNALED(ended) || (xmm_test::has_sanitizer && WEXITSTATUS(ended) < 97));
-    XMM_EXPECT(*s.page(1) == 1);
-    return 0;
-}};
+        int ended = 0;
+        XMM_EXPECT(::waitpid(child, &ended, 0) == child);
+        XMM_EXPECT(WIFSIGNALED(ended) || (xmm_test::has_sanitizer && WEXITSTATUS(ended) < 97));
+        XMM_EXPECT(*s.page(1) == 1);
+        return 0;
+    }};
 
 // A child of fork ends in the ordinary way, with destructors, while the parent's threads were inside.
-const child_case forked_removes{"forked child removes", [] {
-    store s{2};
-    s.delay_us = 100'000;
-    std::thread toucher{[&] { static_cast<void>(*s.page(0)); }};
-    while (s.inside == 0) {
-        ::usleep(100);
-    }
-    const pid_t child = ::fork();
-    if (child == 0) {
-        store::trap().remove(&s);
-        static_cast<void>(*s.page(1));  // no sink any more: a plain fault
-        ::_exit(97);
-    }
-    int ended = 0;
-    XMM_EXPECT(::waitpid(child, &ended, 0) == child);
-    XMM_EXPECT(WIFSIGNALED(ended) || (xmm_test::has_sanitizer && WEXITSTATUS(ended) < 97));
-    toucher.join();
-    return 0;
-}};
+const child_case forked_removes{
+    "forked child removes", [] {
+        store s{2};
+        s.delay_us = 100'000;
+        std::thread toucher{[&] { static_cast<void>(*s.page(0)); }};
+        while (s.inside == 0) {
+            ::usleep(100);
+        }
+        const pid_t child = ::fork();
+        if (child == 0) {
+            store::trap().remove(&s);
+            static_cast<void>(*s.page(1));  // no sink any more: a plain fault
+            ::_exit(97);
+        }
+        int ended = 0;
+        XMM_EXPECT(::waitpid(child, &ended, 0) == child);
+        XMM_EXPECT(WIFSIGNALED(ended) || (xmm_test::has_sanitizer && WEXITSTATUS(ended) < 97));
+        toucher.join();
+        return 0;
+    }};
 
 }  // namespace
 
@@ -723,7 +744,8 @@ TEST_CASE("fault_trap: a refusal is not for ever") {
 }
 
 TEST_CASE("fault_trap: a refused system call gets an error and hangs nobody") {
-    in_both_ways("refused system call", [](const child_end& end, bool) { CHECK(end.exit_code == 0); });
+    in_both_ways("refused system call",
+                 [](const child_end& end, bool) { CHECK(end.exit_code == 0); });
 }
 
 TEST_CASE("fault_trap: memory unmapped under a waiting thread leaves nobody waiting") {

@@ -15,8 +15,8 @@ namespace {
 struct mapping {
     va_range range;
     explicit mapping(std::size_t pages, int protection = PROT_READ | PROT_WRITE)
-        : range{to_address(::mmap(nullptr, pages * os_page_bytes(), protection, MAP_PRIVATE | MAP_ANONYMOUS,
-                                  -1, 0)),
+        : range{to_address(::mmap(nullptr, pages * os_page_bytes(), protection,
+                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
                 pages * os_page_bytes()} {}
     ~mapping() { ::munmap(to_pointer(range.begin), range.bytes); }
     mapping(const mapping&) = delete;
@@ -79,7 +79,8 @@ TEST_CASE("host_memory: bind_memory binds, or says that the kernel refuses") {
         CHECK((bound.is_ok() || bound.code == errc::unsupported));
         if (bound) {
             int mode = -1;
-            CHECK(::syscall(SYS_get_mempolicy, &mode, nullptr, 0UL, m.range.begin, MPOL_F_ADDR) == 0);
+            CHECK(::syscall(SYS_get_mempolicy, &mode, nullptr, 0UL, m.range.begin, MPOL_F_ADDR) ==
+                  0);
             CHECK(mode == (how == binding::strict ? MPOL_BIND : MPOL_PREFERRED));
         }
     }
@@ -116,7 +117,8 @@ namespace {
 class fake_system {
 public:
     fake_system() {
-        std::string pattern = (std::filesystem::temp_directory_path() / "xmm-cgroup-XXXXXX").string();
+        std::string pattern =
+            (std::filesystem::temp_directory_path() / "xmm-cgroup-XXXXXX").string();
         root_ = ::mkdtemp(pattern.data());
     }
     ~fake_system() { std::filesystem::remove_all(root_); }
@@ -160,8 +162,9 @@ TEST_CASE("host_memory: cgroup v1, by the memory controller's mount only") {
     system.write("cgroup", "9:cpu:/elsewhere\n4:hugetlb,memory:/job\n0::/\n");
     system.write("mountinfo",
                  "31 23 0:27 / " + system.path("cpu") + " rw - cgroup cgroup rw,cpu\n" +
-                     "32 23 0:28 / " + system.path("mem") + " rw shared:9 - cgroup cgroup rw,hugetlb,memory\n" +
-                     "33 23 0:29 / " + system.path("unified") + " rw - cgroup2 cgroup2 rw\n");
+                     "32 23 0:28 / " + system.path("mem") +
+                     " rw shared:9 - cgroup cgroup rw,hugetlb,memory\n" + "33 23 0:29 / " +
+                     system.path("unified") + " rw - cgroup2 cgroup2 rw\n");
     system.write("cpu/elsewhere/memory.limit_in_bytes", "1\n");
     system.write("mem/memory.limit_in_bytes", "9223372036854771712\n");
     system.write("mem/job/memory.limit_in_bytes", "9223372036854771712\n");
@@ -173,11 +176,14 @@ TEST_CASE("host_memory: cgroup v1, by the memory controller's mount only") {
 TEST_CASE("host_memory: in a container the mount shows the inside of the group") {
     const fake_system system;
     system.write("cgroup", "0::/docker/xyz\n");
-    system.write("mountinfo", "30 23 0:26 /docker/xyz " + system.path("fs") + " rw - cgroup2 cgroup2 rw\n");
+    system.write("mountinfo",
+                 "30 23 0:26 /docker/xyz " + system.path("fs") + " rw - cgroup2 cgroup2 rw\n");
     system.write("fs/memory.max", "777216\n");
     CHECK(system.limit() == 777'216);
     system.write("cgroup", "0::/../other\n");  // a namespace that does not show the group at all
     CHECK(system.limit() == 777'216);
 }
 
-TEST_CASE("host_memory: the limit of this process can be asked") { CHECK(cgroup_memory_limit() > 0); }
+TEST_CASE("host_memory: the limit of this process can be asked") {
+    CHECK(cgroup_memory_limit() > 0);
+}

@@ -94,7 +94,8 @@ TEST_CASE("registry: a child of fork knows itself, and finds its parent's object
     registry::object<inner_object>().value = 5;
     const pid_t child = ::fork();
     if (child == 0) {
-        const bool is_right = registry::is_forked_child() && registry::instance().pid() == ::getppid() &&
+        const bool is_right = registry::is_forked_child() &&
+                              registry::instance().pid() == ::getppid() &&
                               registry::object<inner_object>().value == 5;
         ::_exit(is_right ? 0 : 1);
     }
@@ -116,84 +117,89 @@ struct large_layout {
     int values[100] = {};
 };
 const child_case other_layout{"registry other layout", [] {
-    static_cast<void>(registry::object<small_layout>());
-    static_cast<void>(registry::object<large_layout>());
-    return 0;
-}};
+                                  static_cast<void>(registry::object<small_layout>());
+                                  static_cast<void>(registry::object<large_layout>());
+                                  return 0;
+                              }};
 
 struct asks_for_itself {
     static constexpr const char* registry_key = "test itself/1";
     asks_for_itself() { static_cast<void>(registry::object<asks_for_itself>()); }
 };
 const child_case builds_itself{"registry builds itself", [] {
-    static_cast<void>(registry::object<asks_for_itself>());
-    return 0;
-}};
+                                   static_cast<void>(registry::object<asks_for_itself>());
+                                   return 0;
+                               }};
 
 struct throws {
     static constexpr const char* registry_key = "test throws/1";
     throws() { throw 1; }
 };
 const child_case constructor_throws{"registry constructor throws", [] {
-    static_cast<void>(registry::object<throws>());
-    return 0;
-}};
+                                        static_cast<void>(registry::object<throws>());
+                                        return 0;
+                                    }};
 
 // Puts foreign memory at the first `count` of the registry's addresses.
 void take_places(std::size_t count, int protection) {
     for (std::size_t i = 0; i < count; ++i) {
         void* at = to_pointer(detail::registry_places[i]);
         // Places that are not free, or beyond this machine's addresses, are as good as taken.
-        void* got = ::mmap(at, 1 << 16, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        void* got = ::mmap(at, 1 << 16, protection,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
         XMM_EXPECT(got == at || got == MAP_FAILED);
     }
 }
-const child_case some_taken{"registry some places taken", [] {
-    take_places(2, PROT_NONE);
-    const address at = to_address(&registry::instance());
-    XMM_EXPECT(at != detail::registry_places[0] && at != detail::registry_places[1]);
-    XMM_EXPECT(registry::next_number(number_kind::queue) == 1);
-    return 0;
-}};
-const child_case some_used{"registry some places used", [] {
-    take_places(3, PROT_READ | PROT_WRITE);
-    const address at = to_address(&registry::instance());
-    XMM_EXPECT(at != detail::registry_places[0] && at != detail::registry_places[2]);
-    return 0;
-}};
+const child_case some_taken{
+    "registry some places taken", [] {
+        take_places(2, PROT_NONE);
+        const address at = to_address(&registry::instance());
+        XMM_EXPECT(at != detail::registry_places[0] && at != detail::registry_places[1]);
+        XMM_EXPECT(registry::next_number(number_kind::queue) == 1);
+        return 0;
+    }};
+const child_case some_used{
+    "registry some places used", [] {
+        take_places(3, PROT_READ | PROT_WRITE);
+        const address at = to_address(&registry::instance());
+        XMM_EXPECT(at != detail::registry_places[0] && at != detail::registry_places[2]);
+        return 0;
+    }};
 const child_case all_taken{"registry all places taken", [] {
-    take_places(std::size(detail::registry_places), PROT_NONE);
-    static_cast<void>(registry::instance());
-    return 0;
-}};
+                               take_places(std::size(detail::registry_places), PROT_NONE);
+                               static_cast<void>(registry::instance());
+                               return 0;
+                           }};
 
-const child_case other_version{"registry other version", [] {
-    void* at = to_pointer(detail::registry_places[0]);
-    XMM_EXPECT(::mmap(at, 1 << 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,
-                      0) == at);
-    std::memcpy(at, "xmrgtry9", 8);
-    static_cast<void>(registry::instance());
-    return 0;
-}};
+const child_case other_version{
+    "registry other version", [] {
+        void* at = to_pointer(detail::registry_places[0]);
+        XMM_EXPECT(::mmap(at, 1 << 16, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == at);
+        std::memcpy(at, "xmrgtry9", 8);
+        static_cast<void>(registry::instance());
+        return 0;
+    }};
 
 // Sandboxes that refuse process_vm_readv.
-const child_case sandboxed{"registry sandboxed", [] {
-    sock_filter program[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    sock_fprog filter{4, program};
-    take_places(1, PROT_NONE);
-    XMM_EXPECT(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-    XMM_EXPECT(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
-    XMM_EXPECT(detail::is_registry_at(0x1000) == false);
-    registry& mine = registry::instance();
-    XMM_EXPECT(detail::is_registry_at(to_address(&mine)));
-    XMM_EXPECT(!detail::is_registry_at(detail::registry_places[0]));
-    return 0;
-}};
+const child_case sandboxed{
+    "registry sandboxed", [] {
+        sock_filter program[] = {
+            BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0),
+            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+            BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        };
+        sock_fprog filter{4, program};
+        take_places(1, PROT_NONE);
+        XMM_EXPECT(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+        XMM_EXPECT(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
+        XMM_EXPECT(detail::is_registry_at(0x1000) == false);
+        registry& mine = registry::instance();
+        XMM_EXPECT(detail::is_registry_at(to_address(&mine)));
+        XMM_EXPECT(!detail::is_registry_at(detail::registry_places[0]));
+        return 0;
+    }};
 
 }  // namespace
 

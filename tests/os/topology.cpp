@@ -95,14 +95,14 @@ TEST_CASE("topology: device nodes are numbered after the hosts and keep their na
 namespace {
 
 const child_case honours_environment{"topology environment", [] {
-    const topology& found = machine_topology();
-    XMM_EXPECT(found.hosts().size() == 3);
-    XMM_EXPECT(std::string{found.origin()} == "synthetic");
-    XMM_EXPECT(!found.hosts()[2].can_bind);
-    XMM_EXPECT(found.is_host(found.local_host()));
-    XMM_EXPECT(register_device_node("dev") == node_id{3});
-    return 0;
-}};
+                                         const topology& found = machine_topology();
+                                         XMM_EXPECT(found.hosts().size() == 3);
+                                         XMM_EXPECT(std::string{found.origin()} == "synthetic");
+                                         XMM_EXPECT(!found.hosts()[2].can_bind);
+                                         XMM_EXPECT(found.is_host(found.local_host()));
+                                         XMM_EXPECT(register_device_node("dev") == node_id{3});
+                                         return 0;
+                                     }};
 
 // Two nodes, 10 and 31 apart, as hwloc writes them to a file.
 const char* const two_far_nodes = R"(<?xml version="1.0" encoding="UTF-8"?>
@@ -130,35 +130,36 @@ const char* const two_far_nodes = R"(<?xml version="1.0" encoding="UTF-8"?>
 )";
 
 const child_case reads_distances{"topology distances", [] {
-    const topology& found = machine_topology();
-    XMM_EXPECT(found.hosts().size() == 2);
-    XMM_EXPECT(found.distance(node_id{0}, node_id{0}) == 10);
-    XMM_EXPECT(found.distance(node_id{0}, node_id{1}) == 31);
-    XMM_EXPECT(found.distance(node_id{1}, node_id{0}) == 21);
-    XMM_EXPECT(found.hosts()[1].bytes == std::size_t{2} << 30);
-    return 0;
-}};
+                                     const topology& found = machine_topology();
+                                     XMM_EXPECT(found.hosts().size() == 2);
+                                     XMM_EXPECT(found.distance(node_id{0}, node_id{0}) == 10);
+                                     XMM_EXPECT(found.distance(node_id{0}, node_id{1}) == 31);
+                                     XMM_EXPECT(found.distance(node_id{1}, node_id{0}) == 21);
+                                     XMM_EXPECT(found.hosts()[1].bytes == std::size_t{2} << 30);
+                                     return 0;
+                                 }};
 
 const child_case many_devices{"topology many devices", [] {
-    std::set<int> seen;
-    std::vector<std::thread> threads;
-    std::mutex lock;
-    for (int t = 0; t < 4; ++t) {
-        threads.emplace_back([&] {
-            for (int i = 0; i < 16384; ++i) {
-                const node_id id = register_device_node("one of many");
-                const std::lock_guard guard{lock};
-                seen.insert(id.value);
-            }
-        });
-    }
-    for (std::thread& t : threads) {
-        t.join();
-    }
-    XMM_EXPECT(seen.size() == 65536);
-    XMM_EXPECT(register_device_node("one too many") == no_node);
-    return 0;
-}};
+                                  std::set<int> seen;
+                                  std::vector<std::thread> threads;
+                                  std::mutex lock;
+                                  for (int t = 0; t < 4; ++t) {
+                                      threads.emplace_back([&] {
+                                          for (int i = 0; i < 16384; ++i) {
+                                              const node_id id =
+                                                  register_device_node("one of many");
+                                              const std::lock_guard guard{lock};
+                                              seen.insert(id.value);
+                                          }
+                                      });
+                                  }
+                                  for (std::thread& t : threads) {
+                                      t.join();
+                                  }
+                                  XMM_EXPECT(seen.size() == 65536);
+                                  XMM_EXPECT(register_device_node("one too many") == no_node);
+                                  return 0;
+                              }};
 
 }  // namespace
 

@@ -96,7 +96,8 @@ TEST_CASE("advise: pins count, and nothing moves a pinned page") {
     CHECK(r.of().advise(r.device(), data, 4_MiB, advice::unpin).code == errc::invalid_argument);
     CHECK(r.pins(page_of(data, 1)) == 1);
     REQUIRE(r.of().advise(r.device(), page_of(data, 1), 2_MiB, advice::unpin));
-    CHECK(r.of().advise(r.device(), page_of(data, 1), 1, advice::unpin).code == errc::invalid_argument);
+    CHECK(r.of().advise(r.device(), page_of(data, 1), 1, advice::unpin).code ==
+          errc::invalid_argument);
     CHECK(count_wrong<std::uint64_t>(data, 4_MiB, 8) == 0);
 }
 
@@ -188,12 +189,15 @@ TEST_CASE("advise: every hint against unmap in another thread") {
         std::thread adviser{[&] {
             while (!go.load()) {
             }
-            const advice all[] = {advice::will_need, advice::cold,      advice::read_mostly, advice::preferred,
-                                  advice::pin,       advice::dont_need, advice::unpin};
+            const advice all[] = {advice::will_need, advice::cold, advice::read_mostly,
+                                  advice::preferred, advice::pin,  advice::dont_need,
+                                  advice::unpin};
             for (int i = 0; i < 8; ++i) {
                 const status one = r.of().advise(r.device(), data, 16_MiB, all[(round + i) % 7]);
                 // pins of a page that went in between may be refused, too
-                odd += one || one.code == errc::not_mapped || one.code == errc::invalid_argument ? 0 : 1;
+                odd += one || one.code == errc::not_mapped || one.code == errc::invalid_argument
+                           ? 0
+                           : 1;
             }
         }};
         go = true;

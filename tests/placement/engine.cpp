@@ -42,11 +42,12 @@ TEST_CASE("engine: two spaces over one driver keep to themselves, and share the 
     auto point = launch(*line, {reads(in_b, 16_MiB)}, [&](soft::stream& s) {
         return s.run([&wrong, view] {
             wrong = 0;
-            view.for_each_span(0, view.size(), [&](std::span<const std::uint64_t> some, std::size_t first) {
-                for (std::size_t i = 0; i < some.size(); ++i) {
-                    wrong += some[i] != 2 + first + i ? 1 : 0;
-                }
-            });
+            view.for_each_span(0, view.size(),
+                               [&](std::span<const std::uint64_t> some, std::size_t first) {
+                                   for (std::size_t i = 0; i < some.size(); ++i) {
+                                       wrong += some[i] != 2 + first + i ? 1 : 0;
+                                   }
+                               });
         });
     });
     REQUIRE(point);

@@ -40,14 +40,15 @@ TEST_CASE("fault: recycled frames read as zero, on host and device") {
         auto* data = r.map(8_MiB);
         CHECK(count_nonzero(data, 4_MiB) == 0);
         std::size_t wrong = 0;
-        REQUIRE(r.run(page_of(data, 2), 4_MiB, access::read_write, [&](device_view<std::uint64_t> view) {
-            view.for_each_span(0, view.size(), [&](std::span<std::uint64_t> some, std::size_t) {
-                for (auto& one : some) {
-                    wrong += one != 0 ? 1 : 0;
-                    one = 0xdead;
-                }
-            });
-        }));
+        REQUIRE(r.run(
+            page_of(data, 2), 4_MiB, access::read_write, [&](device_view<std::uint64_t> view) {
+                view.for_each_span(0, view.size(), [&](std::span<std::uint64_t> some, std::size_t) {
+                    for (auto& one : some) {
+                        wrong += one != 0 ? 1 : 0;
+                        one = 0xdead;
+                    }
+                });
+            }));
         CHECK(wrong == 0);
         std::memset(data, 0xff, 4_MiB);
         REQUIRE(r.of().unmap(data));
@@ -342,7 +343,8 @@ TEST_CASE("fault: a kernel that leaves all regions is lost, its neighbours are n
     auto other = r.of().make_queue(r.device());
     REQUIRE(other);
     const device_view<std::uint64_t> wild{reinterpret_cast<std::uint64_t*>(0x12345000), 1};
-    auto point = launch(*other, {}, [&](soft::stream& s) { return s.run([=] { wild.store(0, 1); }); });
+    auto point =
+        launch(*other, {}, [&](soft::stream& s) { return s.run([=] { wild.store(0, 1); }); });
     REQUIRE(point);
     CHECK(other->wait(*point).code == errc::device_lost);
     CHECK(other->record().code() == errc::device_lost);

@@ -92,7 +92,8 @@ TEST_CASE("move: a CPU that writes into an optional move is not kept waiting") {
     data[0] = 1;
     auto job = r.of().advise_async(r.device(), data, 2_MiB, advice::will_need);
     REQUIRE(job);
-    while (!r.inspect(data, [](granule& page) { return page.is_moving() && page.mapped[0] == access::read; })) {
+    while (!r.inspect(
+        data, [](granule& page) { return page.is_moving() && page.mapped[0] == access::read; })) {
         REQUIRE(!job->is_done());
         std::this_thread::yield();
     }

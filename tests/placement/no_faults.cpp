@@ -19,7 +19,8 @@ TEST_CASE("no_faults: a launch maps every page before the kernel runs") {
         for (std::size_t page = 0; page < 4; ++page) {
             is_all_mapped &= r.mapped(page_of(data, page), r.device()) == access::read_write;
         }
-        return s.run([view] { view.update(view.size() - 1, [](std::uint64_t old) { return old + 3; }); });
+        return s.run(
+            [view] { view.update(view.size() - 1, [](std::uint64_t old) { return old + 3; }); });
     });
     REQUIRE(point);
     CHECK(is_all_mapped);
@@ -145,7 +146,8 @@ TEST_CASE("no_faults: a kernel that touches what it did not declare loses the de
     REQUIRE(point);
     CHECK(r.line().wait(*point).code == errc::device_lost);
     CHECK(r.line().synchronize().code == errc::device_lost);
-    auto again = launch(r.line(), {writes(data, 2_MiB)}, [&](soft::stream& s) { return s.run([] {}); });
+    auto again =
+        launch(r.line(), {writes(data, 2_MiB)}, [&](soft::stream& s) { return s.run([] {}); });
     CHECK(again.code() == errc::device_lost);
     auto pinned = r.of().map(2_MiB, {.granule_bytes = 2_MiB, .fixed = r.device()});
     CHECK(pinned.code() == errc::device_lost);

@@ -15,10 +15,12 @@ TEST_CASE("policies: found by name, each with its answer") {
     }
     policy_ref found;
     REQUIRE(find_stock_policy("first_touch", found));
-    CHECK(found.choose({node_id{1}, access::read, page_bytes, true}) == placement_choice::on_device);
+    CHECK(found.choose({node_id{1}, access::read, page_bytes, true}) ==
+          placement_choice::on_device);
     CHECK(found.needs_device_faults());
     REQUIRE(find_stock_policy("mapped", found));
-    CHECK(found.choose({node_id{1}, access::write, page_bytes, true}) == placement_choice::in_place);
+    CHECK(found.choose({node_id{1}, access::write, page_bytes, true}) ==
+          placement_choice::in_place);
     CHECK(!found.needs_device_faults());
     CHECK(!find_stock_policy("", found));
     CHECK(!find_stock_policy("Mapped", found));

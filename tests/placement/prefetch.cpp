@@ -45,7 +45,8 @@ TEST_CASE("prefetch: more than the device holds brings the leading part") {
     REQUIRE(r.of().advise(r.device(), data, 48_MiB, advice::will_need));
     for (std::size_t page = 0; page < 24; ++page) {
         CAPTURE(page);
-        CHECK(r.state(page_of(data, page)) == (page < 8 ? residency::on_device : residency::on_host));
+        CHECK(r.state(page_of(data, page)) ==
+              (page < 8 ? residency::on_device : residency::on_host));
     }
     CHECK(count_wrong<std::uint64_t>(old, 16_MiB, 9) == 0);
     CHECK(count_wrong<std::uint64_t>(data, 48_MiB, 3) == 0);
@@ -132,9 +133,8 @@ TEST_CASE("prefetch: jobs from several threads, and a space that goes with one u
     fill<std::uint64_t>(data, 24_MiB, 4);
     std::vector<std::thread> threads;
     for (int i = 0; i < 4; ++i) {
-        threads.emplace_back([&] {
-            static_cast<void>(r.of().advise(r.device(), data, 8_MiB, advice::will_need));
-        });
+        threads.emplace_back(
+            [&] { static_cast<void>(r.of().advise(r.device(), data, 8_MiB, advice::will_need)); });
     }
     for (auto& one : threads) {
         one.join();

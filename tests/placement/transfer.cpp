@@ -31,7 +31,8 @@ unsigned char* map_area(rig& r, map_options wanted = {}) {
 
 const std::vector<area>& areas() {
     static const std::vector<area> all{
-        {"plain", [](rig&) { return static_cast<unsigned char*>(std::calloc(1, area_bytes)); }, true},
+        {"plain", [](rig&) { return static_cast<unsigned char*>(std::calloc(1, area_bytes)); },
+         true},
         {"on host",
          [](rig& r) {
              auto* data = map_area(r);
@@ -118,7 +119,8 @@ TEST_CASE("transfer: every pair of kinds of memory, at odd offsets and sizes") {
                     const std::size_t some = std::min(area_bytes, one.to + one.bytes + 8);
                     const std::size_t first = one.to < 8 ? 0 : one.to - 8;
                     REQUIRE(r.of().copy(got.data() + first, to + first, some - first));
-                    CHECK(std::memcmp(got.data() + first, expected.data() + first, some - first) == 0);
+                    CHECK(std::memcmp(got.data() + first, expected.data() + first, some - first) ==
+                          0);
                 }
             }
             REQUIRE(r.of().copy(got.data(), to, area_bytes));
@@ -154,7 +156,8 @@ TEST_CASE("transfer: a copy moves no page") {
     CHECK(r.state(on_device) == residency::on_device);
 }
 
-TEST_CASE("transfer: an untouched destination goes where it is preferred, and is zero around the copy") {
+TEST_CASE(
+    "transfer: an untouched destination goes where it is preferred, and is zero around the copy") {
     rig r;
     auto* device_page = r.map(2_MiB, {.granule_bytes = 2_MiB, .preferred = r.device()});
     auto* host_page = r.map(2_MiB);
@@ -260,9 +263,10 @@ TEST_CASE("transfer: a destination beside what a kernel of a device without faul
     auto kernel = r.start_kernel<std::uint64_t>(data, 0, 0, access::read);
     REQUIRE(r.state(data) == residency::duplicated);
     const std::uint64_t value = 5;
-    REQUIRE(r.of().copy(data + 1000, &value, 8));  // does not wait for the kernel: its queue may wait for us
+    REQUIRE(r.of().copy(data + 1000, &value,
+                        8));  // does not wait for the kernel: its queue may wait for us
     CHECK(r.state(data) == residency::duplicated);
-    CHECK(r.finish(kernel));  // its page was not taken away
+    CHECK(r.finish(kernel));                    // its page was not taken away
     CHECK(r.read_on_device(data + 1000) == 5);  // all copies got it
     CHECK(r.state(data) == residency::duplicated);
     CHECK(data[1000] == 5);

@@ -16,7 +16,9 @@ XMM_PART_EXPORT int part_serve_a_page() {
 
 XMM_PART_EXPORT int part_rearm() { return xmm::fault_trap::instance().rearm().is_ok() ? 1 : 0; }
 
-XMM_PART_EXPORT int part_is_service_thread() { return xmm::fault_trap::is_service_thread() ? 1 : 0; }
+XMM_PART_EXPORT int part_is_service_thread() {
+    return xmm::fault_trap::is_service_thread() ? 1 : 0;
+}
 
 // Used when the process ends, or the shared object is unloaded: the registry must still be there.
 namespace {

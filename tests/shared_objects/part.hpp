@@ -34,8 +34,9 @@ struct view {
 };
 
 inline view look() {
-    return {&xmm::registry::instance(), &xmm::registry::object<shared_object>(), &xmm::fault_trap::instance(),
-            &xmm::machine_topology(), xmm::registry::next_number(xmm::number_kind::other)};
+    return {&xmm::registry::instance(), &xmm::registry::object<shared_object>(),
+            &xmm::fault_trap::instance(), &xmm::machine_topology(),
+            xmm::registry::next_number(xmm::number_kind::other)};
 }
 
 // One OS page that reads as 7 once a sink of this shared object has served it.
@@ -44,7 +45,8 @@ struct page_of_sevens {
 
     bool start() {
         const std::size_t bytes = xmm::os_page_bytes();
-        void* at = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* at =
+            ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         range = {xmm::to_address(at), bytes};
         auto& trap = xmm::fault_trap::instance();
         return trap.add({this,
@@ -53,8 +55,9 @@ struct page_of_sevens {
                          },
                          [](void* self, xmm::address, xmm::access, const char**) noexcept {
                              const auto& r = static_cast<page_of_sevens*>(self)->range;
-                             void* filled = xmm::detail::map_quietly(
-                                 nullptr, r.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                             void* filled =
+                                 xmm::detail::map_quietly(nullptr, r.bytes, PROT_READ | PROT_WRITE,
+                                                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
                              *static_cast<volatile int*>(filled) = 7;
                              ::mremap(filled, r.bytes, r.bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
                                       xmm::to_pointer(r.begin));
@@ -62,7 +65,9 @@ struct page_of_sevens {
                          }}) &&
                trap.make_hole(range);
     }
-    [[nodiscard]] int touch() const { return *static_cast<volatile int*>(xmm::to_pointer(range.begin)); }
+    [[nodiscard]] int touch() const {
+        return *static_cast<volatile int*>(xmm::to_pointer(range.begin));
+    }
     void stop() {
         xmm::fault_trap::instance().remove(this);
         ::munmap(xmm::to_pointer(range.begin), range.bytes);

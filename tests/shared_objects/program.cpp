@@ -14,12 +14,12 @@
 
 namespace {
 
-#define EXPECT(condition)                                                                  \
-    do {                                                                                   \
-        if (!(condition)) {                                                                \
+#define EXPECT(condition)                                                                \
+    do {                                                                                 \
+        if (!(condition)) {                                                              \
             std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-            std::exit(1);                                                                  \
-        }                                                                                  \
+            std::exit(1);                                                                \
+        }                                                                                \
     } while (false)
 
 struct loaded {
@@ -154,13 +154,15 @@ void service_threads(const char* one, const char* other) {
     asked = &b;
     const std::size_t bytes = xmm::os_page_bytes();
     static xmm::va_range range;
-    range = {xmm::to_address(::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), bytes};
+    range = {xmm::to_address(::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
+             bytes};
     auto& trap = xmm::fault_trap::instance();
     int context = 0;
     EXPECT(trap.add({&context, [](void*, xmm::address at) noexcept { return range.contains(at); },
                      [](void*, xmm::address, xmm::access, const char**) noexcept {
                          agrees = asked->is_service_thread();
-                         ::mprotect(xmm::to_pointer(range.begin), range.bytes, PROT_READ | PROT_WRITE);
+                         ::mprotect(xmm::to_pointer(range.begin), range.bytes,
+                                    PROT_READ | PROT_WRITE);
                          return xmm::cpu_fault_outcome::resolved;
                      }}));
     *static_cast<volatile char*>(xmm::to_pointer(range.begin)) = 1;
@@ -184,8 +186,9 @@ struct scenario {
     void (*run)(const char*, const char*);
 };
 const scenario scenarios[] = {
-    {"objects_first", objects_first}, {"program_first", program_first}, {"one_at_a_time", one_at_a_time},
-    {"at_once", at_once},             {"service_threads", service_threads}, {"leave_open", leave_open},
+    {"objects_first", objects_first},     {"program_first", program_first},
+    {"one_at_a_time", one_at_a_time},     {"at_once", at_once},
+    {"service_threads", service_threads}, {"leave_open", leave_open},
 };
 
 }  // namespace

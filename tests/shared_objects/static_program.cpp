@@ -21,7 +21,8 @@ int main() {
     const bool counts = xmm::registry::next_number(xmm::number_kind::other) == 1 &&
                         xmm::registry::next_number(xmm::number_kind::other) == 2;
     const std::size_t bytes = xmm::os_page_bytes();
-    range = {xmm::to_address(::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), bytes};
+    range = {xmm::to_address(::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
+             bytes};
     const bool is_added =
         xmm::fault_trap::instance()
             .add({&range, [](void*, xmm::address at) noexcept { return range.contains(at); },

@@ -90,11 +90,13 @@ TEST_CASE("neighbours become one mapping, and a batch undoes only what was done"
     const va_range range = r.reserve(4 * page_bytes);
     std::vector<run> runs;
     for (int i = 0; i < 3; ++i) {
-        runs.push_back({{range.begin + i * page_bytes, page_bytes}, r.create(rig::host), access::read_write});
+        runs.push_back(
+            {{range.begin + i * page_bytes, page_bytes}, r.create(rig::host), access::read_write});
     }
     CHECK(r.driver.pmap_enter(any_host, runs).done == 3);
     CHECK(mapping_count({range.begin, 3 * page_bytes}) == 1);
-    runs.push_back({{range.begin + 3 * page_bytes, page_bytes}, r.create(rig::near), access::read_write});
+    runs.push_back(
+        {{range.begin + 3 * page_bytes, page_bytes}, r.create(rig::near), access::read_write});
     const progress some = r.driver.pmap_enter(rig::host, runs);
     CHECK(some.done == 3);
     CHECK(some.outcome.code == errc::unsupported);
@@ -139,7 +141,8 @@ TEST_CASE("holes are made by the function given, and its failure is told") {
     options.make_hole = [](void* context, va_range range) noexcept {
         auto& self = *static_cast<struct trap*>(context);
         ++self.calls;
-        return self.refuses ? fail(errc::no_memory, "refused") : soft::make_plain_hole(nullptr, range);
+        return self.refuses ? fail(errc::no_memory, "refused")
+                            : soft::make_plain_hole(nullptr, range);
     };
     rig r{{}, options};
     const va_range range = r.reserve(3 * page_bytes);

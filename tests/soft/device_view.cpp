@@ -101,7 +101,8 @@ TEST_CASE("elements may straddle two pages") {
         const std::size_t last = view.size();
         CHECK(p.run([=] {
             for (std::size_t i = 0; i < last; i += 1) {
-                if (i % 1000 == 0 || (i * sizeof(odd) + offset) % page_bytes > page_bytes - 2 * sizeof(odd)) {
+                if (i % 1000 == 0 ||
+                    (i * sizeof(odd) + offset) % page_bytes > page_bytes - 2 * sizeof(odd)) {
                     const int n = static_cast<int>(i);
                     view[i] = odd{n, -n, n * 2};
                     view.update(i, [](odd one) { return odd{one.a + 1, one.b, one.c}; });

@@ -84,7 +84,8 @@ TEST_CASE("an access that nobody can serve loses its queue and no other") {
     const soft::stream good = r.stream();
     const device_view<int> view{pointer<int>(sink.range.begin), sink.range.bytes / sizeof(int)};
     const auto touch = [&](const soft::stream& on, std::size_t pages) {
-        auto point = on.parallel_for(pages, [=](std::size_t page) { view[page * page_bytes / sizeof(int)] = 1; });
+        auto point = on.parallel_for(
+            pages, [=](std::size_t page) { view[page * page_bytes / sizeof(int)] = 1; });
         REQUIRE(point);
         return *point;
     };
@@ -152,7 +153,8 @@ TEST_CASE("work behind the loss is skipped, host calls are not") {
         view[0] = 1;
     });
     auto called = r.driver.call(
-        stream.queue(), [](void* context) noexcept { ++*static_cast<std::atomic<int>*>(context); }, &calls);
+        stream.queue(), [](void* context) noexcept { ++*static_cast<std::atomic<int>*>(context); },
+        &calls);
     auto skipped = stream.run([&] { ran = true; });
     go = true;
     REQUIRE(lost);

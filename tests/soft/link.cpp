@@ -35,7 +35,8 @@ double transfer_seconds(soft::lane& lane, std::size_t bytes) {
 
 TEST_CASE("a steady stream reaches its rate and never exceeds it") {
     soft::lane lane{2'000'000'000};
-    const double ideal = 400e6 / 2e9;  // long enough that one late wake-up at its end is less than 2 %
+    const double ideal =
+        400e6 / 2e9;  // long enough that one late wake-up at its end is less than 2 %
     check_seconds(ideal, ideal / 0.98, [&] { lane.charge(queue_priority::normal, 400'000'000); });
 }
 
@@ -101,7 +102,8 @@ TEST_CASE("copies are paced by the direction they take") {
     const frame host = r.create(rig::host, bytes);
     const frame sink = r.create(rig::host, bytes);
     for (const frame& one : {device, other, host, sink}) {
-        std::memset(to_pointer(one.standing), 1, bytes);  // the first touch is the machine's business
+        std::memset(to_pointer(one.standing), 1,
+                    bytes);  // the first touch is the machine's business
     }
     const queue_id in = r.queue();
     const queue_id out = r.queue();
@@ -112,9 +114,11 @@ TEST_CASE("copies are paced by the direction they take") {
     const auto copy = [&](queue_id on, const frame& to, const frame& from) {
         return r.copy(on, to.standing, from.standing, bytes);
     };
-    check_seconds(ideal_in - slack, ideal_in / 0.9, [&] { CHECK(r.driver.wait(copy(in, device, host))); });
+    check_seconds(ideal_in - slack, ideal_in / 0.9,
+                  [&] { CHECK(r.driver.wait(copy(in, device, host))); });
     CHECK(r.driver.statistics(rig::near).link_out_bytes == 0);
-    check_seconds(ideal_out - slack, ideal_out / 0.9, [&] { CHECK(r.driver.wait(copy(out, sink, other))); });
+    check_seconds(ideal_out - slack, ideal_out / 0.9,
+                  [&] { CHECK(r.driver.wait(copy(out, sink, other))); });
     // Both at once: less than one after the other.
     check_seconds(ideal_out - slack, ideal_out / 0.8, [&] {
         const ticket first = copy(in, device, host);
@@ -131,7 +135,8 @@ TEST_CASE("a steady copy at 2 GB/s comes within two percent" * doctest::skip(is_
     options.bytes = 256_MiB;
     options.link_in_bytes_per_second = 2'000'000'000;
     rig r{options};
-    const std::size_t bytes = 64_MiB;  // copied many times in one call: the machine's memory is shared
+    const std::size_t bytes =
+        64_MiB;  // copied many times in one call: the machine's memory is shared
     const std::size_t count = 12;
     const frame device = r.create(rig::near, bytes);
     const frame host = r.create(rig::host, bytes);

@@ -44,7 +44,8 @@ TEST_CASE("frames created in a row lie in a row") {
 TEST_CASE("a dropped frame gives its memory back and reads zero again") {
     soft::node_memory memory{node_id{1}, page_bytes, -1};
     address first = 0;
-    for (int round = 0; round < 3; ++round) {  // the window is two pages: the third is the first again
+    for (int round = 0; round < 3;
+         ++round) {  // the window is two pages: the third is the first again
         const frame one = made(memory, page_bytes);
         first = round == 0 ? one.standing : first;
         CHECK((round != 2 || one.standing == first));

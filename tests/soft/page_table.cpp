@@ -60,7 +60,8 @@ TEST_CASE("threads grow the tree at once") {
         threads.emplace_back([&, name] {
             for (address at = name * page_bytes; at < 64_GiB; at += 512_MiB) {
                 const page_entry entry{at + page_bytes, name, access::read};
-                if (!table.reserve({at, page_bytes}) || table.exchange(at, entry) || table.find(at) != entry) {
+                if (!table.reserve({at, page_bytes}) || table.exchange(at, entry) ||
+                    table.find(at) != entry) {
                     ++wrong;
                 }
             }

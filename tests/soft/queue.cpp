@@ -74,10 +74,12 @@ TEST_CASE("copies, zeroing and kernels see each other's results in order") {
     const device_view<int> view{pointer<int>(range.begin), host.size()};
     const address plain = to_address(host.data());
     (void)r.copy(stream.queue(), device.standing, plain, page_bytes);
-    REQUIRE(stream.parallel_for(host.size(), [=](std::size_t i) { view[i] += static_cast<int>(i); }));
+    REQUIRE(
+        stream.parallel_for(host.size(), [=](std::size_t i) { view[i] += static_cast<int>(i); }));
     const va_range tail{device.standing + page_bytes / 2, page_bytes / 2};
     REQUIRE(r.driver.zero(stream.queue(), {&tail, 1}));
-    CHECK(r.driver.wait(r.copy(stream.queue(), to_address(back.data()), device.standing, page_bytes)));
+    CHECK(r.driver.wait(
+        r.copy(stream.queue(), to_address(back.data()), device.standing, page_bytes)));
     CHECK(back[0] == 3);
     CHECK(back[1000] == 1003);
     CHECK(back[back.size() / 2] == 0);
@@ -128,7 +130,8 @@ TEST_CASE("a queue waits for a point of another, on another device") {
     auto point = r.driver.record(first);
     REQUIRE(point);
     CHECK(r.driver.make_wait(second, *point));
-    auto behind = r.driver.call(second, [](void*) noexcept {}, nullptr);
+    auto behind = r.driver.call(
+        second, [](void*) noexcept {}, nullptr);
     REQUIRE(behind);
     nap(10);
     CHECK_FALSE(r.driver.is_done(*behind));
@@ -146,7 +149,8 @@ TEST_CASE("ids are unique, and tickets outlive their queue") {
         REQUIRE(queue);
         CHECK(queue->value != 0);
         CHECK(seen.insert(queue->value).second);
-        auto point = r.driver.call(*queue, [](void*) noexcept {}, nullptr);
+        auto point = r.driver.call(
+            *queue, [](void*) noexcept {}, nullptr);
         REQUIRE(point);
         r.driver.queue_destroy(*queue);  // lets the work finish
         CHECK(r.driver.is_done(*point));

@@ -7,8 +7,8 @@
 #include <chrono>
 #include <vector>
 
-#include "../../backends/soft/launcher.hpp"
 #include <xmm/concepts/backend_table.hpp>
+#include "../../backends/soft/launcher.hpp"
 
 namespace xmm::test {
 
@@ -17,7 +17,8 @@ using namespace xmm::literals;
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 inline constexpr bool is_slowed = true;
 #elif defined(__has_feature)
-inline constexpr bool is_slowed = __has_feature(thread_sanitizer) || __has_feature(address_sanitizer);
+inline constexpr bool is_slowed =
+    __has_feature(thread_sanitizer) || __has_feature(address_sanitizer);
 #else
 inline constexpr bool is_slowed = false;
 #endif
@@ -103,7 +104,9 @@ private:
     std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-inline void nap(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds{milliseconds}); }
+inline void nap(int milliseconds) {
+    std::this_thread::sleep_for(std::chrono::milliseconds{milliseconds});
+}
 
 // A sink that answers with a callable.
 template <class Fn>

@@ -33,7 +33,8 @@ void fill(std::span<std::uint64_t> words, std::uint64_t seed, std::size_t first 
         words[i] = word_of(seed, first + i);
     }
 }
-std::size_t count_wrong(std::span<const std::uint64_t> words, std::uint64_t seed, std::size_t first = 0) {
+std::size_t count_wrong(std::span<const std::uint64_t> words, std::uint64_t seed,
+                        std::size_t first = 0) {
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < words.size(); ++i) {
         wrong += words[i] != word_of(seed, first + i) ? 1 : 0;
@@ -44,7 +45,9 @@ std::size_t count_wrong(std::span<const std::uint64_t> words, std::uint64_t seed
 // A lock that is only ever tried: a thread may own hundreds, more than the checkers of mutexes allow.
 class ownership {
 public:
-    bool try_lock() { return !is_owned_.exchange(true, std::memory_order_acquire); }  // pairs with unlock
+    bool try_lock() {
+        return !is_owned_.exchange(true, std::memory_order_acquire);
+    }  // pairs with unlock
     void lock() { std::abort(); }
     void unlock() { is_owned_.store(false, std::memory_order_release); }  // pairs with try_lock
 
@@ -55,8 +58,8 @@ private:
 // A part of a region with an owner at a time and known contents.
 struct slot {
     ownership lock;
-    std::uint64_t seed = 0;     // 0: all zero, as mapped
-    bool is_defined = true;     // false after dont_need
+    std::uint64_t seed = 0;  // 0: all zero, as mapped
+    bool is_defined = true;  // false after dont_need
 };
 
 struct shared_region {
@@ -74,10 +77,12 @@ class stress {
 public:
     explicit stress(double seconds)
         : space_{xmm::space::create_soft(
-              {{.bytes = 64_MiB, .link_latency_ns = 20000}, {.bytes = 48_MiB}}).value()},
+                     {{.bytes = 64_MiB, .link_latency_ns = 20000}, {.bytes = 48_MiB}})
+                     .value()},
           end_{std::chrono::steady_clock::now() + std::chrono::duration_cast<clock::duration>(
                                                       std::chrono::duration<double>(seconds))} {
-        for (const auto& [bytes, granule] : {std::pair{96_MiB, 2_MiB}, {64_MiB, 4_MiB}, {33_MiB, 16_MiB}}) {
+        for (const auto& [bytes, granule] :
+             {std::pair{96_MiB, 2_MiB}, {64_MiB, 4_MiB}, {33_MiB, 16_MiB}}) {
             auto* words = static_cast<std::uint64_t*>(
                 space_.map(bytes, {.granule_bytes = granule, .name = "stress"}).value());
             regions_.push_back(std::make_unique<shared_region>(words, bytes, granule));
@@ -121,8 +126,11 @@ private:
     };
 
     void work(unsigned index) {
-        worker me{std::mt19937_64{index * 7919u + 17}, {}, std::vector<std::uint64_t>(slot_words),
-                  (std::uint64_t{index} + 1) << 40, ::open("/dev/zero", O_RDONLY)};
+        worker me{std::mt19937_64{index * 7919u + 17},
+                  {},
+                  std::vector<std::uint64_t>(slot_words),
+                  (std::uint64_t{index} + 1) << 40,
+                  ::open("/dev/zero", O_RDONLY)};
         for (xmm::node_id device : space_.devices()) {
             me.queues.push_back(space_.make_queue(device).value());
         }
@@ -170,9 +178,10 @@ private:
         define(one, ++me.next_seed);
         const xmm::device_view<std::uint64_t> view{at, slot_words};
         launch(me, {xmm::writes(at, slot_bytes)}, [view, seed = one.seed] {
-            view.for_each_span(0, slot_words, [seed](std::span<std::uint64_t> words, std::size_t first) {
-                fill(words, seed, first);
-            });
+            view.for_each_span(0, slot_words,
+                               [seed](std::span<std::uint64_t> words, std::size_t first) {
+                                   fill(words, seed, first);
+                               });
         });
     }
     void device_verify(worker& me, slot& one, std::uint64_t* at) {
@@ -181,9 +190,11 @@ private:
         }
         const xmm::device_view<const std::uint64_t> view{at, slot_words};
         launch(me, {xmm::reads(at, slot_bytes)}, [this, view, seed = one.seed] {
-            view.for_each_span(0, slot_words, [this, seed](std::span<const std::uint64_t> words, std::size_t first) {
-                add_wrong(seed == 0 ? count_nonzero(words) : count_wrong(words, seed, first));
-            });
+            view.for_each_span(
+                0, slot_words,
+                [this, seed](std::span<const std::uint64_t> words, std::size_t first) {
+                    add_wrong(seed == 0 ? count_nonzero(words) : count_wrong(words, seed, first));
+                });
         });
     }
     void copy_in_or_out(worker& me, slot& one, std::uint64_t* at) {
@@ -223,9 +234,9 @@ private:
         const auto [pointer, bytes] = stretch(me);
         const auto nodes = space_.nodes();
         const xmm::node_id node = nodes[me.below(nodes.size())];
-        constexpr xmm::advice some[] = {xmm::advice::will_need,   xmm::advice::will_need,
-                                        xmm::advice::cold,        xmm::advice::read_mostly,
-                                        xmm::advice::preferred,   xmm::advice::unset_read_mostly,
+        constexpr xmm::advice some[] = {xmm::advice::will_need,      xmm::advice::will_need,
+                                        xmm::advice::cold,           xmm::advice::read_mostly,
+                                        xmm::advice::preferred,      xmm::advice::unset_read_mostly,
                                         xmm::advice::unset_preferred};
         const xmm::advice what = some[me.below(std::size(some))];
         if (me.below(3) == 0) {
@@ -259,8 +270,10 @@ private:
         for (std::size_t i = granule * per_granule; i < (granule + 1) * per_granule; ++i) {
             region.slots[i].is_defined = false;
         }
-        check(space_.advise(xmm::any_host, region.at(granule * per_granule), region.granule_bytes,
-                            xmm::advice::dont_need).is_ok());
+        check(space_
+                  .advise(xmm::any_host, region.at(granule * per_granule), region.granule_bytes,
+                          xmm::advice::dont_need)
+                  .is_ok());
     }
     void read_file_into(worker& me, slot& one, std::uint64_t* at) {
         auto access = space_.access_on_host(at, slot_bytes);
@@ -283,9 +296,10 @@ private:
         check(count_nonzero({words, count}) == 0);
         const xmm::device_view<std::uint64_t> view{words, count};
         launch(me, {xmm::writes(words, bytes)}, [view, seed] {
-            view.for_each_span(0, view.size(), [seed](std::span<std::uint64_t> some, std::size_t first) {
-                fill(some, seed, first);
-            });
+            view.for_each_span(0, view.size(),
+                               [seed](std::span<std::uint64_t> some, std::size_t first) {
+                                   fill(some, seed, first);
+                               });
         });
         add_wrong(count_wrong({words, count}, seed));
         check(space_.unmap(words).is_ok());
@@ -328,7 +342,9 @@ private:
         }
         return wrong;
     }
-    void add_wrong(std::size_t more) { wrong_.fetch_add(more, std::memory_order_relaxed); }  // relaxed: read after join
+    void add_wrong(std::size_t more) {
+        wrong_.fetch_add(more, std::memory_order_relaxed);
+    }  // relaxed: read after join
     void check(bool holds) {
         if (!holds) {
             add_wrong(1);
@@ -352,8 +368,8 @@ TEST_CASE("eight threads over two devices lose no byte") {
     CHECK(run.operations() > 100);
     MESSAGE(run.operations(), " operations");
     for (const auto& one : run.space().statistics()) {
-        MESSAGE("node ", one.usage.node.value, ": faults ", one.counters.faults, ", in ", one.counters.bytes_in >> 20,
-                " MiB, reclaimed ", one.counters.reclaimed_bytes >> 20, " MiB, given up ",
-                one.counters.moves_given_up);
+        MESSAGE("node ", one.usage.node.value, ": faults ", one.counters.faults, ", in ",
+                one.counters.bytes_in >> 20, " MiB, reclaimed ", one.counters.reclaimed_bytes >> 20,
+                " MiB, given up ", one.counters.moves_given_up);
     }
 }

@@ -37,7 +37,8 @@ public:
     }
     void log_message(const doctest::MessageData& in) override {
         if (std::strncmp(in.m_string.c_str(), "skip", 4) == 0) {
-            saw_skip_.store(true, std::memory_order_relaxed);  // relaxed: a flag that guards nothing
+            saw_skip_.store(true,
+                            std::memory_order_relaxed);  // relaxed: a flag that guards nothing
         }
     }
     void test_run_end(const doctest::TestRunStats& in) override {

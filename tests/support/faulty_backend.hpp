@@ -20,9 +20,27 @@
 namespace xmm::test {
 
 enum class op : std::uint8_t {
-    describe, va_examine, va_release, queue_create, queue_destroy, memcpy, zero, wait, record, make_wait,
-    frame_create, frame_drop, pmap_enter, pmap_clear, place, advise, residency, discard,
-    on_device_fault, off_device_fault, call,
+    describe,
+    va_examine,
+    va_release,
+    queue_create,
+    queue_destroy,
+    memcpy,
+    zero,
+    wait,
+    record,
+    make_wait,
+    frame_create,
+    frame_drop,
+    pmap_enter,
+    pmap_clear,
+    place,
+    advise,
+    residency,
+    discard,
+    on_device_fault,
+    off_device_fault,
+    call,
 };
 inline constexpr std::size_t op_count = static_cast<std::size_t>(op::call) + 1;
 
@@ -31,7 +49,7 @@ struct op_plan {
     std::uint64_t fail_at = 0;     // the call that fails, counted from 1 since `plan`; 0: none
     std::uint64_t fail_count = 1;  // and how many in a row
     errc code = errc::no_memory;
-    std::size_t after = 0;         // entries of a batch that still take effect
+    std::size_t after = 0;  // entries of a batch that still take effect
     std::chrono::microseconds delay{0};
 };
 
@@ -133,12 +151,14 @@ public:
     progress pmap_enter(node_id node, std::span<const run> runs) noexcept
         requires owns_frames<B>
     {
-        return batch(op::pmap_enter, runs, [&](auto some) { return inner_.pmap_enter(node, some); });
+        return batch(op::pmap_enter, runs,
+                     [&](auto some) { return inner_.pmap_enter(node, some); });
     }
     progress pmap_clear(node_id node, std::span<const va_range> ranges) noexcept
         requires owns_frames<B>
     {
-        return batch(op::pmap_clear, ranges, [&](auto some) { return inner_.pmap_clear(node, some); });
+        return batch(op::pmap_clear, ranges,
+                     [&](auto some) { return inner_.pmap_clear(node, some); });
     }
 
     // ---- steers_driver
@@ -203,14 +223,17 @@ private:
         op_plan how;
     };
 
-    [[nodiscard]] slot& slot_of(op which) noexcept { return slots_[static_cast<std::size_t>(which)]; }
+    [[nodiscard]] slot& slot_of(op which) noexcept {
+        return slots_[static_cast<std::size_t>(which)];
+    }
     [[nodiscard]] bool is_stripped(ability one) const noexcept {
         return (stripped_ & static_cast<std::uint32_t>(one)) != 0;
     }
 
     status begin(op which, std::size_t entries = 0) noexcept {
         slot& mine = slot_of(which);
-        const std::uint64_t number = mine.calls.fetch_add(1, std::memory_order_relaxed) + 1 - mine.since;
+        const std::uint64_t number =
+            mine.calls.fetch_add(1, std::memory_order_relaxed) + 1 - mine.since;
         mine.entries.fetch_add(entries, std::memory_order_relaxed);
         if (mine.how.delay.count() != 0) {
             std::this_thread::sleep_for(mine.how.delay);

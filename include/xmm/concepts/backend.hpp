@@ -44,13 +44,13 @@ struct abilities {
 };
 
 struct node_description {
-    std::array<char, 64> name{};               // NUL-terminated
-    std::size_t bytes = 0;                     // physical memory of the node
+    std::array<char, 64> name{};  // NUL-terminated
+    std::size_t bytes = 0;        // physical memory of the node
     std::size_t smallest_frame_bytes = page_bytes;
     std::size_t largest_frame_bytes = xmm::largest_frame_bytes;
     std::size_t granule_bytes = std::size_t{32} << 20;  // what regions on it move in, unless told
-    std::uint64_t link_in_bytes_per_second = 0;   // host to device; 0 is unknown or unlimited
-    std::uint64_t link_out_bytes_per_second = 0;  // device to host
+    std::uint64_t link_in_bytes_per_second = 0;         // host to device; 0 is unknown or unlimited
+    std::uint64_t link_out_bytes_per_second = 0;        // device to host
     std::uint64_t link_latency_ns = 0;
     node_id nearest_host = any_host;
     abilities able;
@@ -60,18 +60,24 @@ struct node_description {
 enum class queue_priority : std::uint8_t { background, normal, urgent };
 
 enum class fault_outcome : std::uint8_t {
-    resolved,   // mapped now: retry the access
-    not_mapped, // no region there: the access is a program's error
-    no_memory,  // nothing could be made resident
+    resolved,    // mapped now: retry the access
+    not_mapped,  // no region there: the access is a program's error
+    no_memory,   // nothing could be made resident
 };
 
 // Where a backend with device_faults sends what a kernel missed. Called on the kernel's thread.
 struct device_fault_sink {
     void* context = nullptr;
-    fault_outcome (*handle)(void* context, node_id accessor, address at, access wanted) noexcept = nullptr;
+    fault_outcome (*handle)(void* context, node_id accessor, address at,
+                            access wanted) noexcept = nullptr;
 };
 
-enum class driver_advice : std::uint8_t { read_mostly, unset_read_mostly, preferred, unset_preferred };
+enum class driver_advice : std::uint8_t {
+    read_mostly,
+    unset_read_mostly,
+    preferred,
+    unset_preferred
+};
 
 template <class B>
 concept vendor = requires(B& b, node_id node, va_range range, queue_id queue, ticket point,
@@ -91,8 +97,10 @@ concept vendor = requires(B& b, node_id node, va_range range, queue_id queue, ti
     { b.zero(queue, ranges) } noexcept -> std::same_as<result<ticket>>;
     { b.is_done(point) } noexcept -> std::same_as<bool>;
     { b.wait(point) } noexcept -> std::same_as<status>;
-    { b.record(queue) } noexcept -> std::same_as<result<ticket>>;   // all work submitted so far
-    { b.make_wait(queue, point) } noexcept -> std::same_as<status>; // later work waits for the point
+    { b.record(queue) } noexcept -> std::same_as<result<ticket>>;  // all work submitted so far
+    {
+        b.make_wait(queue, point)
+    } noexcept -> std::same_as<status>;  // later work waits for the point
 };
 
 template <class B>
@@ -108,24 +116,28 @@ concept owns_frames = requires(B& b, node_id node, frame f, std::span<const run>
 };
 
 template <class B>
-concept steers_driver = requires(B& b, node_id node, queue_id queue, std::span<const va_range> ranges,
-                                 driver_advice what, std::span<node_id> where) {
-    { b.place(queue, ranges, node) } noexcept -> std::same_as<result<ticket>>;
-    { b.advise(ranges, what, node) } noexcept -> std::same_as<status>;
-    { b.residency(ranges, where) } noexcept -> std::same_as<status>;
-    { b.discard(queue, ranges) } noexcept -> std::same_as<result<ticket>>;  // quiet ranges only
-};
+concept steers_driver =
+    requires(B& b, node_id node, queue_id queue, std::span<const va_range> ranges,
+             driver_advice what, std::span<node_id> where) {
+        { b.place(queue, ranges, node) } noexcept -> std::same_as<result<ticket>>;
+        { b.advise(ranges, what, node) } noexcept -> std::same_as<status>;
+        { b.residency(ranges, where) } noexcept -> std::same_as<status>;
+        { b.discard(queue, ranges) } noexcept -> std::same_as<result<ticket>>;  // quiet ranges only
+    };
 
 template <class B>
 concept takes_device_faults = requires(B& b, device_fault_sink sink, void* context) {
     { b.on_device_fault(sink) } noexcept -> std::same_as<status>;
-    { b.off_device_fault(context) } noexcept -> std::same_as<void>;  // after return it is not called
+    {
+        b.off_device_fault(context)
+    } noexcept -> std::same_as<void>;  // after return it is not called
 };
 
 template <class B>
-concept makes_host_calls = requires(B& b, queue_id queue, void (*fn)(void*) noexcept, void* context) {
-    { b.call(queue, fn, context) } noexcept -> std::same_as<result<ticket>>;
-};
+concept makes_host_calls =
+    requires(B& b, queue_id queue, void (*fn)(void*) noexcept, void* context) {
+        { b.call(queue, fn, context) } noexcept -> std::same_as<result<ticket>>;
+    };
 
 template <class B>
 concept backend = vendor<B> && (owns_frames<B> != steers_driver<B>);

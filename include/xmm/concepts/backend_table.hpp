@@ -68,7 +68,9 @@ constexpr backend_table make_backend_table() noexcept {
     t.is_done = [](void* b, ticket p) noexcept { return static_cast<B*>(b)->is_done(p); };
     t.wait = [](void* b, ticket p) noexcept { return static_cast<B*>(b)->wait(p); };
     t.record = [](void* b, queue_id q) noexcept { return static_cast<B*>(b)->record(q); };
-    t.make_wait = [](void* b, queue_id q, ticket p) noexcept { return static_cast<B*>(b)->make_wait(q, p); };
+    t.make_wait = [](void* b, queue_id q, ticket p) noexcept {
+        return static_cast<B*>(b)->make_wait(q, p);
+    };
     if constexpr (owns_frames<B>) {
         t.frame_create = [](void* b, node_id n, std::size_t bytes) noexcept {
             return static_cast<B*>(b)->frame_create(n, bytes);
@@ -94,7 +96,10 @@ constexpr backend_table make_backend_table() noexcept {
             return static_cast<B*>(b)->discard(q, r);
         };
     }
-    if constexpr (requires(B& b) { { b.native() } noexcept -> std::convertible_to<void*>; B::native_kind; }) {
+    if constexpr (requires(B& b) {
+                      { b.native() } noexcept -> std::convertible_to<void*>;
+                      B::native_kind;
+                  }) {
         t.native_kind = B::native_kind;
         t.native = [](void* b) noexcept -> void* { return static_cast<B*>(b)->native(); };
     }
@@ -102,7 +107,9 @@ constexpr backend_table make_backend_table() noexcept {
         t.on_device_fault = [](void* b, device_fault_sink s) noexcept {
             return static_cast<B*>(b)->on_device_fault(s);
         };
-        t.off_device_fault = [](void* b, void* c) noexcept { static_cast<B*>(b)->off_device_fault(c); };
+        t.off_device_fault = [](void* b, void* c) noexcept {
+            static_cast<B*>(b)->off_device_fault(c);
+        };
     }
     if constexpr (makes_host_calls<B>) {
         t.call = [](void* b, queue_id q, void (*fn)(void*) noexcept, void* c) noexcept {
@@ -128,7 +135,9 @@ public:
     friend bool operator==(backend_ref a, backend_ref b) noexcept { return a.self_ == b.self_; }
 
     [[nodiscard]] bool has_frames() const noexcept { return table_->frame_create != nullptr; }
-    [[nodiscard]] bool has_device_faults() const noexcept { return table_->on_device_fault != nullptr; }
+    [[nodiscard]] bool has_device_faults() const noexcept {
+        return table_->on_device_fault != nullptr;
+    }
     [[nodiscard]] bool has_host_calls() const noexcept { return table_->call != nullptr; }
 
     // The object of that kind beside which kernels are launched; null if this backend has none. Kinds are
@@ -137,7 +146,9 @@ public:
         return std::strcmp(table_->native_kind, kind) == 0 ? table_->native(self_) : nullptr;
     }
     std::span<const node_id> nodes() const noexcept { return table_->nodes(self_); }
-    result<node_description> describe(node_id node) const noexcept { return table_->describe(self_, node); }
+    result<node_description> describe(node_id node) const noexcept {
+        return table_->describe(self_, node);
+    }
     result<va_range> va_examine(va_range range, std::size_t alignment) const noexcept {
         return table_->va_examine(self_, range, alignment);
     }
@@ -168,10 +179,12 @@ public:
     progress pmap_clear(node_id node, std::span<const va_range> ranges) const noexcept {
         return table_->pmap_clear(self_, node, ranges);
     }
-    result<ticket> place(queue_id queue, std::span<const va_range> ranges, node_id node) const noexcept {
+    result<ticket> place(queue_id queue, std::span<const va_range> ranges,
+                         node_id node) const noexcept {
         return table_->place(self_, queue, ranges, node);
     }
-    status advise(std::span<const va_range> ranges, driver_advice what, node_id node) const noexcept {
+    status advise(std::span<const va_range> ranges, driver_advice what,
+                  node_id node) const noexcept {
         return table_->advise(self_, ranges, what, node);
     }
     status residency(std::span<const va_range> ranges, std::span<node_id> where) const noexcept {
@@ -183,7 +196,9 @@ public:
     status on_device_fault(device_fault_sink sink) const noexcept {
         return table_->on_device_fault(self_, sink);
     }
-    void off_device_fault(void* context) const noexcept { table_->off_device_fault(self_, context); }
+    void off_device_fault(void* context) const noexcept {
+        table_->off_device_fault(self_, context);
+    }
     result<ticket> call(queue_id queue, void (*fn)(void*) noexcept, void* context) const noexcept {
         return table_->call(self_, queue, fn, context);
     }

@@ -45,11 +45,11 @@ namespace detail {
 }  // namespace xmm
 
 // A macro, since only a macro knows the caller's line.
-#define XMM_ASSERT(condition, reason)                                      \
-    do {                                                                   \
-        if constexpr (::xmm::checks_fast) {                                \
-            if (!(condition)) {                                            \
+#define XMM_ASSERT(condition, reason)                                        \
+    do {                                                                     \
+        if constexpr (::xmm::checks_fast) {                                  \
+            if (!(condition)) {                                              \
                 ::xmm::detail::assertion_failed(reason, __FILE__, __LINE__); \
-            }                                                              \
-        }                                                                  \
+            }                                                                \
+        }                                                                    \
     } while (false)

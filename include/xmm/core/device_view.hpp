@@ -126,7 +126,8 @@ public:
     using value_type = std::remove_cv_t<T>;
 
     device_view() = default;
-    XMM_HOST_DEVICE constexpr device_view(T* data, std::size_t size) noexcept : data_{data}, size_{size} {}
+    XMM_HOST_DEVICE constexpr device_view(T* data, std::size_t size) noexcept
+        : data_{data}, size_{size} {}
     constexpr device_view(std::span<T> all) noexcept : data_{all.data()}, size_{all.size()} {}
     template <class U>
         requires std::is_same_v<const U, T> && (!std::is_const_v<U>)
@@ -184,7 +185,8 @@ public:
         requires(!std::is_const_v<T>)
     {
         if (device_port* port = detail::current_port; port != nullptr) {
-            detail::port_write(*port, xmm::to_address(data_ + first), from.data(), from.size_bytes());
+            detail::port_write(*port, xmm::to_address(data_ + first), from.data(),
+                               from.size_bytes());
         } else if (!from.empty()) {
             std::memcpy(static_cast<void*>(data_ + first), from.data(), from.size_bytes());
         }
@@ -286,18 +288,42 @@ public:
         view_.store(0, other.view_.load(0));
         return *this;
     }
-    const device_ref& operator+=(const T& value) const { return change([&](T old) { return T(old + value); }); }
-    const device_ref& operator-=(const T& value) const { return change([&](T old) { return T(old - value); }); }
-    const device_ref& operator*=(const T& value) const { return change([&](T old) { return T(old * value); }); }
-    const device_ref& operator/=(const T& value) const { return change([&](T old) { return T(old / value); }); }
-    const device_ref& operator%=(const T& value) const { return change([&](T old) { return T(old % value); }); }
-    const device_ref& operator&=(const T& value) const { return change([&](T old) { return T(old & value); }); }
-    const device_ref& operator|=(const T& value) const { return change([&](T old) { return T(old | value); }); }
-    const device_ref& operator^=(const T& value) const { return change([&](T old) { return T(old ^ value); }); }
-    const device_ref& operator++() const { return change([](T old) { return T(old + 1); }); }
-    const device_ref& operator--() const { return change([](T old) { return T(old - 1); }); }
-    T operator++(int) const { return T(view_.update(0, [](T old) { return T(old + 1); }) - 1); }
-    T operator--(int) const { return T(view_.update(0, [](T old) { return T(old - 1); }) + 1); }
+    const device_ref& operator+=(const T& value) const {
+        return change([&](T old) { return T(old + value); });
+    }
+    const device_ref& operator-=(const T& value) const {
+        return change([&](T old) { return T(old - value); });
+    }
+    const device_ref& operator*=(const T& value) const {
+        return change([&](T old) { return T(old * value); });
+    }
+    const device_ref& operator/=(const T& value) const {
+        return change([&](T old) { return T(old / value); });
+    }
+    const device_ref& operator%=(const T& value) const {
+        return change([&](T old) { return T(old % value); });
+    }
+    const device_ref& operator&=(const T& value) const {
+        return change([&](T old) { return T(old & value); });
+    }
+    const device_ref& operator|=(const T& value) const {
+        return change([&](T old) { return T(old | value); });
+    }
+    const device_ref& operator^=(const T& value) const {
+        return change([&](T old) { return T(old ^ value); });
+    }
+    const device_ref& operator++() const {
+        return change([](T old) { return T(old + 1); });
+    }
+    const device_ref& operator--() const {
+        return change([](T old) { return T(old - 1); });
+    }
+    T operator++(int) const {
+        return T(view_.update(0, [](T old) { return T(old + 1); }) - 1);
+    }
+    T operator--(int) const {
+        return T(view_.update(0, [](T old) { return T(old - 1); }) + 1);
+    }
 
 private:
     template <class Op>
@@ -357,7 +383,8 @@ void zip_spans(Fn&& fn, device_view<T>... views) {
         return;
     }
     for (std::size_t i = 0; i < count;) {
-        const std::size_t stretch = std::min({count - i, detail::whole_elements(views.data() + i)...});
+        const std::size_t stretch =
+            std::min({count - i, detail::whole_elements(views.data() + i)...});
         if (stretch == 0) {
             detail::call_with_copies<Fn, T...>(fn, i++, views...);
             continue;
@@ -378,7 +405,8 @@ void zip_spans(Fn&& fn, device_view<T>... views) {
 template <class T>
 template <class Fn>
 void device_view<T>::for_each_span(std::size_t first, std::size_t count, Fn&& fn) const {
-    zip_spans([&](std::size_t at, std::span<T> some) { fn(some, first + at); }, subview(first, count));
+    zip_spans([&](std::size_t at, std::span<T> some) { fn(some, first + at); },
+              subview(first, count));
 }
 
 static_assert(std::is_trivially_copyable_v<device_view<float>>);

@@ -28,7 +28,9 @@ public:
 
     [[nodiscard]] bool is_empty() const noexcept { return ends_.after == &ends_; }
     [[nodiscard]] std::size_t count() const noexcept { return count_; }
-    [[nodiscard]] static bool is_linked(const T& element) noexcept { return (element.*Link).is_linked(); }
+    [[nodiscard]] static bool is_linked(const T& element) noexcept {
+        return (element.*Link).is_linked();
+    }
 
     void push_front(T& element) noexcept { insert(element, ends_, *ends_.after); }
     void push_back(T& element) noexcept { insert(element, *ends_.before, ends_); }

@@ -49,9 +49,9 @@ enum class lock_rank : std::uint8_t {
 };
 
 [[nodiscard]] constexpr const char* name_of(lock_rank rank) noexcept {
-    constexpr const char* names[] = {"extent_heap", "address_space", "region",     "gate",
-                                     "tree",        "page",          "page_list",  "frame_pool",
-                                     "backend_queue", "ledger",      "leaf"};
+    constexpr const char* names[] = {"extent_heap",   "address_space", "region",    "gate",
+                                     "tree",          "page",          "page_list", "frame_pool",
+                                     "backend_queue", "ledger",        "leaf"};
     return names[static_cast<unsigned>(rank)];
 }
 
@@ -69,11 +69,11 @@ struct held_locks {
 
     void check(const void* lock, lock_rank rank) const noexcept {
         for (unsigned i = 0; i < count; ++i) {
-            const bool is_below = entries[i].rank < rank ||
-                                  (entries[i].rank == rank && entries[i].lock < lock);
+            const bool is_below =
+                entries[i].rank < rank || (entries[i].rank == rank && entries[i].lock < lock);
             if (!is_below) {
-                std::fprintf(stderr, "xmm: lock order: %s acquired while %s is held\n", name_of(rank),
-                             name_of(entries[i].rank));
+                std::fprintf(stderr, "xmm: lock order: %s acquired while %s is held\n",
+                             name_of(rank), name_of(entries[i].rank));
                 std::abort();
             }
         }

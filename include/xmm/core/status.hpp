@@ -50,7 +50,8 @@ struct [[nodiscard]] status {
     [[nodiscard]] constexpr explicit operator bool() const noexcept { return is_ok(); }
 };
 
-[[nodiscard]] constexpr status fail(errc code, const char* why, std::int32_t driver_code = 0) noexcept {
+[[nodiscard]] constexpr status fail(errc code, const char* why,
+                                    std::int32_t driver_code = 0) noexcept {
     return {code, driver_code, why};
 }
 
@@ -89,7 +90,9 @@ public:
     [[nodiscard]] T& operator*() & noexcept { return checked(); }
     [[nodiscard]] T&& operator*() && noexcept { return std::move(checked()); }
     [[nodiscard]] T* operator->() noexcept { return &checked(); }
-    [[nodiscard]] T value_or(T other) && { return has_value_ ? std::move(value_) : std::move(other); }
+    [[nodiscard]] T value_or(T other) && {
+        return has_value_ ? std::move(value_) : std::move(other);
+    }
 
 private:
     // Not an XMM_ASSERT: a failure that a user forgets to look at must not become a wild pointer.

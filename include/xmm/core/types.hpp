@@ -99,7 +99,7 @@ struct frame {
     address standing = 0;      // where copies reach it, mapped or not; its device address
     std::size_t bytes = 0;
     node_id node = no_node;
-    bool zeroed = false;       // fresh from the driver and known to read as zero
+    bool zeroed = false;  // fresh from the driver and known to read as zero
 
     [[nodiscard]] constexpr explicit operator bool() const noexcept { return handle != 0; }
 };

@@ -23,7 +23,8 @@ inline status gmadvise(node_id node, void* pointer, std::size_t bytes, advice wh
 inline status gmemcpy(void* to, const void* from, std::size_t bytes) {
     return default_space().copy(to, from, bytes);
 }
-[[nodiscard]] inline result<ticket> gmemcpy(queue& line, void* to, const void* from, std::size_t bytes) {
+[[nodiscard]] inline result<ticket> gmemcpy(queue& line, void* to, const void* from,
+                                            std::size_t bytes) {
     return default_space().copy(line, to, from, bytes);
 }
 

@@ -24,8 +24,8 @@ inline status make_trapped_hole(void*, va_range range) noexcept {
 }
 
 // A software driver over this machine's hosts, its devices entered among the process's nodes.
-inline result<std::unique_ptr<soft::driver>> make_soft_driver(const std::vector<soft::device_options>& devices,
-                                                              const topology& machine) noexcept {
+inline result<std::unique_ptr<soft::driver>> make_soft_driver(
+    const std::vector<soft::device_options>& devices, const topology& machine) noexcept {
     try {
         std::vector<node_id> device_ids;
         for (std::size_t i = 0; i < devices.size(); ++i) {
@@ -61,7 +61,8 @@ public:
 
     default_soft_devices() : driver_{make_soft_driver(from_conf(), machine_topology())} {}
     [[nodiscard]] result<soft::driver*> driver() noexcept {
-        return driver_ ? result<soft::driver*>{driver_->get()} : result<soft::driver*>{driver_.error()};
+        return driver_ ? result<soft::driver*>{driver_->get()}
+                       : result<soft::driver*>{driver_.error()};
     }
 
 private:

@@ -100,7 +100,9 @@ template <class Fn>
         return on.error();
     }
     for (const use& one : uses) {
-        if (result<va_range> range = state.check_range(to_pointer(one.range.begin), one.range.bytes); !range) {
+        if (result<va_range> range =
+                state.check_range(to_pointer(one.range.begin), one.range.bytes);
+            !range) {
             return range.error();
         }
     }

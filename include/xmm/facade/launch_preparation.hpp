@@ -21,7 +21,8 @@ public:
         return on.can(ability::device_faults) ? use_grip::loose : use_grip::firm;
     }
 
-    launch_preparation(space_state& state, node& on, std::span<const use> uses, use_grip grip) noexcept
+    launch_preparation(space_state& state, node& on, std::span<const use> uses,
+                       use_grip grip) noexcept
         : state_{state}, on_{on}, uses_{uses}, grip_{grip} {}
     launch_preparation(const launch_preparation&) = delete;
     launch_preparation& operator=(const launch_preparation&) = delete;
@@ -60,7 +61,8 @@ private:
             address after = 0;
             bool is_marked = false;
             if (!state_.core.with_granule(at, [&](granule& page) {
-                    if (!must_map || (!page.is_moving() && covers(page.mapped[on_.accessor()], one.who))) {
+                    if (!must_map ||
+                        (!page.is_moving() && covers(page.mapped[on_.accessor()], one.who))) {
                         use_table::mark_locked(page, grip_);
                         after = page.va.end();
                         is_marked = true;

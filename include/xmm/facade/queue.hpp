@@ -68,7 +68,9 @@ public:
         return usable ? driver_.make_wait(id_, point) : usable;
     }
     // For tickets of this queue's driver; those of another one, or of a queue that is gone, count as done.
-    [[nodiscard]] bool is_done(ticket point) const noexcept { return !check() || driver_.is_done(point); }
+    [[nodiscard]] bool is_done(ticket point) const noexcept {
+        return !check() || driver_.is_done(point);
+    }
     status wait(ticket point) const noexcept {
         const status usable = check();
         return usable ? driver_.wait(point) : usable;
@@ -79,15 +81,17 @@ public:
 
 private:
     friend class space;
-    queue(space_state& owner, use_table& uses, backend_ref driver, node_id node, queue_id id) noexcept
+    queue(space_state& owner, use_table& uses, backend_ref driver, node_id node,
+          queue_id id) noexcept
         : space_{&owner}, uses_{&uses}, driver_{driver}, node_{node}, id_{id} {}
 
     [[nodiscard]] status check() const noexcept {
         if (id_.value == 0) {
             return fail(errc::invalid_argument, "a moved-from queue");
         }
-        return registry::is_forked_child() ? fail(errc::forked, "this is a forked child: the queue is its parent's")
-                                           : status{};
+        return registry::is_forked_child()
+                   ? fail(errc::forked, "this is a forked child: the queue is its parent's")
+                   : status{};
     }
 
     space_state* space_;

@@ -30,7 +30,7 @@ struct space_options {
 // What one node of a space holds now. Bytes.
 struct node_usage {
     node_id node = no_node;
-    std::size_t limit = 0;        // what xmm may hold there: the lesser of budget and capacity
+    std::size_t limit = 0;  // what xmm may hold there: the lesser of budget and capacity
     std::size_t budget = 0;
     std::size_t used = 0;         // frames of all spaces of this process, free ones included
     std::size_t free_frames = 0;  // this space's, kept for the next request
@@ -54,12 +54,12 @@ struct space_statistics {
 struct granule_view {
     va_range va;
     residency state = residency::untouched;
-    node_id home = no_node;    // where the data is; no_node: nowhere yet
-    unsigned copies = 0;       // frames with the data, the home's included
+    node_id home = no_node;  // where the data is; no_node: nowhere yet
+    unsigned copies = 0;     // frames with the data, the home's included
     bool is_pinned = false;
-    bool is_used = false;      // named by launches that are not known to be finished
+    bool is_used = false;  // named by launches that are not known to be finished
     bool is_moving = false;
-    const char* region = "";   // its region's name
+    const char* region = "";  // its region's name
 };
 
 // Work of xmm's own that goes on after a call returned.
@@ -104,8 +104,7 @@ class space {
 public:
     // This machine's hosts and the best vendor's devices.
     [[nodiscard]] static result<space> create(space_options options = {}) noexcept {
-        result<soft::driver*> driver =
-            registry::object<detail::default_soft_devices>().driver();
+        result<soft::driver*> driver = registry::object<detail::default_soft_devices>().driver();
         if (!driver) {
             return driver.error();
         }
@@ -153,7 +152,8 @@ public:
         }
         region& one = **made;
         if (wanted.fixed != no_node) {
-            const status filled = state_->engine.hints.make_resident(state_->core.find_place(wanted.fixed), one.va);
+            const status filled =
+                state_->engine.hints.make_resident(state_->core.find_place(wanted.fixed), one.va);
             if (!filled) {
                 static_cast<void>(unmap(to_pointer(one.va.begin)));
                 return filled;
@@ -240,10 +240,13 @@ public:
     }
     // The same in the order of a queue; the ticket is reached when the bytes are there. What fails then
     // shows in copy_failures(): the queue goes on.
-    [[nodiscard]] result<ticket> copy(queue& line, void* to, const void* from, std::size_t bytes) noexcept;
+    [[nodiscard]] result<ticket> copy(queue& line, void* to, const void* from,
+                                      std::size_t bytes) noexcept;
 
     // After no_memory: which node had no room, for how much, what is used, the limit and the cause.
-    [[nodiscard]] shortage last_shortage() const noexcept { return state_->engine.frames.last_shortage(); }
+    [[nodiscard]] shortage last_shortage() const noexcept {
+        return state_->engine.frames.last_shortage();
+    }
 
     // How many copies in queue order have failed.
     [[nodiscard]] std::uint64_t copy_failures() const noexcept {
@@ -264,7 +267,8 @@ public:
         if (!range) {
             return range.error();
         }
-        if (status held = state_->engine.hints.hold(state_->core.find_place(any_host), *range); !held) {
+        if (status held = state_->engine.hints.hold(state_->core.find_place(any_host), *range);
+            !held) {
             return held;
         }
         return host_access{*state_, *range};
@@ -272,14 +276,19 @@ public:
 
     // ---- nodes
 
-    [[nodiscard]] std::vector<node_id> nodes() const { return list_nodes(0, state_->core.node_count()); }
-    [[nodiscard]] std::vector<node_id> hosts() const { return list_nodes(0, state_->core.host_count()); }
+    [[nodiscard]] std::vector<node_id> nodes() const {
+        return list_nodes(0, state_->core.node_count());
+    }
+    [[nodiscard]] std::vector<node_id> hosts() const {
+        return list_nodes(0, state_->core.host_count());
+    }
     [[nodiscard]] std::vector<node_id> devices() const {
         return list_nodes(state_->core.host_count(), state_->core.node_count());
     }
     [[nodiscard]] result<node_description> describe(node_id id) noexcept {
         result<xmm::node*> found = state_->check_node(id);
-        return found ? result<node_description>{(*found)->about} : result<node_description>{found.error()};
+        return found ? result<node_description>{(*found)->about}
+                     : result<node_description>{found.error()};
     }
     // What xmm may hold on a node, in this process. Lowering it demotes pages at once; busy: pinned or
     // used pages keep the node above it for now.
@@ -305,7 +314,8 @@ public:
         }
         return all;
     }
-    [[nodiscard]] result<queue> make_queue(node_id id, queue_priority priority = queue_priority::normal) noexcept {
+    [[nodiscard]] result<queue> make_queue(
+        node_id id, queue_priority priority = queue_priority::normal) noexcept {
         result<xmm::node*> found = state_->check_node(id);
         if (!found) {
             return found.error();
@@ -365,7 +375,8 @@ private:
             return fail(errc::no_memory, "the host has no memory for a space");
         }
         made->own_driver = std::move(own);
-        const topology& machine = options.machine != nullptr ? *options.machine : machine_topology();
+        const topology& machine =
+            options.machine != nullptr ? *options.machine : machine_topology();
         for (const host_node& host : machine.hosts()) {
             if (status attached = made->core.attach_host(driver, host.id); !attached) {
                 return attached;
@@ -403,7 +414,8 @@ private:
                 return fail(errc::unknown_node, "no such node is attached to this space");
             }
         }
-        return wanted.name == nullptr ? fail(errc::invalid_argument, "a name is not null") : status{};
+        return wanted.name == nullptr ? fail(errc::invalid_argument, "a name is not null")
+                                      : status{};
     }
     result<va_range> check_advice(const void* pointer, std::size_t bytes, advice what) noexcept {
         if (static_cast<unsigned>(what) > static_cast<unsigned>(advice::unpin)) {
@@ -422,7 +434,8 @@ private:
                 return checked;
             }
         }
-        return target.overlaps(source) ? fail(errc::invalid_argument, "the ranges overlap") : status{};
+        return target.overlaps(source) ? fail(errc::invalid_argument, "the ranges overlap")
+                                       : status{};
     }
     std::vector<node_id> list_nodes(unsigned first, unsigned last) const {
         std::vector<node_id> found;
@@ -432,7 +445,7 @@ private:
         return found;
     }
     static node_usage usage_of(xmm::node& one) noexcept {
-        return {one.id,          one.book->limit(),      one.book->budget(),
+        return {one.id,           one.book->limit(),     one.book->budget(),
                 one.book->used(), one.pool.free_bytes(), one.book->peak()};
     }
 
@@ -484,7 +497,8 @@ struct queued_copy {
 
 }  // namespace detail
 
-inline result<ticket> space::copy(queue& line, void* to, const void* from, std::size_t bytes) noexcept {
+inline result<ticket> space::copy(queue& line, void* to, const void* from,
+                                  std::size_t bytes) noexcept {
     if (bytes == 0 || line.id().value == 0) {
         return line.record();
     }
@@ -501,7 +515,8 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from, std::
     // Its pages count as used, so that an unmap waits for it.
     std::array<use, 2> uses;
     std::size_t use_count = 0;
-    for (const use& side : {use{{to_address(to), bytes}, access::write}, use{{to_address(from), bytes}, access::read}}) {
+    for (const use& side : {use{{to_address(to), bytes}, access::write},
+                            use{{to_address(from), bytes}, access::read}}) {
         if (state_->core.find(side.range.begin) != nullptr) {
             uses[use_count++] = side;
         }
@@ -510,7 +525,8 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from, std::
     if (status prepared = marks.prepare(); !prepared) {
         return prepared;
     }
-    auto* one = new (std::nothrow) detail::queued_copy{*state_, to_address(to), to_address(from), bytes};
+    auto* one =
+        new (std::nothrow) detail::queued_copy{*state_, to_address(to), to_address(from), bytes};
     if (one == nullptr) {
         return fail(errc::no_memory, "the host has no memory for a copy's record");
     }

@@ -20,8 +20,10 @@ public:
     explicit space_state(policy_ref first) noexcept : engine{core, first} {}
     ~space_state() {
         for (region* left = first_region(); left != nullptr; left = first_region()) {
-            if (core.claim_for_unmap(left->va.begin) == nullptr || !engine.releases.release(*left)) {
-                detail::assertion_failed("a region cannot be released with its space", __FILE__, __LINE__);
+            if (core.claim_for_unmap(left->va.begin) == nullptr ||
+                !engine.releases.release(*left)) {
+                detail::assertion_failed("a region cannot be released with its space", __FILE__,
+                                         __LINE__);
             }
         }
     }
@@ -30,7 +32,8 @@ public:
 
     [[nodiscard]] status check_alive() const noexcept {
         return registry::is_forked_child()
-                   ? fail(errc::forked, "this is a forked child: the memory and devices are its parent's")
+                   ? fail(errc::forked,
+                          "this is a forked child: the memory and devices are its parent's")
                    : status{};
     }
     [[nodiscard]] result<node*> check_node(node_id id) noexcept {
@@ -60,7 +63,8 @@ public:
             return fail(errc::invalid_argument, "address + bytes overflows");
         }
         if (!core.is_mapped(range)) {
-            return fail(errc::not_mapped, "the range, or part of it, belongs to no region of this space");
+            return fail(errc::not_mapped,
+                        "the range, or part of it, belongs to no region of this space");
         }
         return range;
     }
@@ -76,12 +80,15 @@ public:
             return core.is_mapped(range) ? status{}
                                          : fail(errc::not_mapped, "the range leaves its region");
         }
-        for (address at = align_down(range.begin, page_bytes) + page_bytes; at < range.end(); at += page_bytes) {
+        for (address at = align_down(range.begin, page_bytes) + page_bytes; at < range.end();
+             at += page_bytes) {
             if (core.find(at) != nullptr) {
-                return fail(errc::not_mapped, "the range starts in plain memory and runs into a region");
+                return fail(errc::not_mapped,
+                            "the range starts in plain memory and runs into a region");
             }
         }
-        return is_mapped(range) ? status{} : fail(errc::not_mapped, "no memory of this process is there");
+        return is_mapped(range) ? status{}
+                                : fail(errc::not_mapped, "no memory of this process is there");
     }
     static bool is_overflowing(va_range range) noexcept { return range.end() < range.begin; }
 
@@ -89,7 +96,8 @@ public:
     address_space core;
     placement_engine engine;
     std::atomic<std::uint64_t> copy_failures{0};  // of copies in queue order
-    std::mutex launch_order;  // taken by launches on devices without faults, before all ranked locks
+    std::mutex
+        launch_order;  // taken by launches on devices without faults, before all ranked locks
 
 private:
     region* first_region() noexcept {

@@ -161,7 +161,8 @@ public:
         std::size_t bytes = std::size_t{32} << 20;
         for (unsigned slot = host_count_; slot < node_count(); ++slot) {
             const node& one = nodes_[slot];
-            bytes = std::min({bytes, one.about.granule_bytes, std::bit_floor(one.book->limit() / 16)});
+            bytes =
+                std::min({bytes, one.about.granule_bytes, std::bit_floor(one.book->limit() / 16)});
         }
         return std::max(bytes, page_bytes);
     }
@@ -169,7 +170,8 @@ public:
     // Reserves addresses on which all backends agree, and makes the records: no page has a frame yet.
     [[nodiscard]] result<region*> map(std::size_t bytes, const map_options& wanted) noexcept {
         const std::size_t whole = align_up(bytes, page_bytes);
-        std::size_t granule_bytes = wanted.granule_bytes != 0 ? wanted.granule_bytes : default_granule();
+        std::size_t granule_bytes =
+            wanted.granule_bytes != 0 ? wanted.granule_bytes : default_granule();
         granule_bytes = std::min(granule_bytes, std::bit_ceil(whole));
         std::lock_guard guard{lock_};
         region* made = map_.make_region();
@@ -302,8 +304,8 @@ private:
         unsigned refused_count = 0;
         status last = fail(errc::unsupported, "no backend is attached to propose addresses");
         va_range found;
-        for (unsigned attempt = 0; attempt < examine_tries && found.is_empty() && backend_count_ > 0;
-             ++attempt) {
+        for (unsigned attempt = 0;
+             attempt < examine_tries && found.is_empty() && backend_count_ > 0; ++attempt) {
             result<va_range> proposed = backends_[0].va_examine({0, bytes}, alignment);
             if (!proposed) {
                 last = proposed.error();
@@ -366,8 +368,8 @@ private:
         // Hosts have no queues: what moves among them goes through a device's.
         for (unsigned use = 0; use < node::queue_count && !is_host; ++use) {
             const bool is_quiet = use == node::quiet_in || use == node::quiet_out;
-            result<queue_id> made =
-                driver.queue_create(id, is_quiet ? queue_priority::background : queue_priority::urgent);
+            result<queue_id> made = driver.queue_create(
+                id, is_quiet ? queue_priority::background : queue_priority::urgent);
             if (!made) {
                 destroy_queues(added);
                 return made.error();
@@ -400,9 +402,9 @@ private:
     list<region, &region::link> regions_;
     std::array<backend_ref, max_backends> backends_{};
     unsigned backend_count_ = 0;
-    std::array<node, max_slots> nodes_;            // complete up to node_count_, constant from then on
+    std::array<node, max_slots> nodes_;  // complete up to node_count_, constant from then on
     std::atomic<unsigned> node_count_{0};
-    unsigned host_count_ = 0;                      // constant once a device is attached
+    unsigned host_count_ = 0;  // constant once a device is attached
 };
 
 }  // namespace xmm

@@ -127,7 +127,7 @@ private:
     }
 
     mutable ranked_mutex<lock_rank::frame_pool> lock_;
-    frame_list free_;              // guarded by lock_, as the two below; freed earliest first
+    frame_list free_;  // guarded by lock_, as the two below; freed earliest first
     std::size_t free_bytes_ = 0;
     slab<frame_record> records_;
     // Constant after open().

@@ -38,23 +38,23 @@ enum class transit : std::uint32_t {
 struct granule {
     // (P) this lock  (A) atomic  (L) list lock of the frame's node, see frame_record
     ranked_mutex<lock_rank::page> lock;
-    va_range va;                                       // (P)  empty while released
-    region* owner = nullptr;                           // (P)
-    std::atomic<residency> state{residency::released}; // (A)  written under P
-    std::uint8_t home = no_slot;                       // (P)  slot that has the data, if resident
-    std::array<frame_record*, max_slots> frames{};     // (P)  home's and the clean copies'
-    std::array<access, max_slots> mapped{};            // (P)  what each accessor may do now
-    std::uint32_t pins = 0;                            // (P)  users' pins: never moved while above 0
-    bool is_fixed = false;                             // (P)  lives on its node for good
-    std::uint8_t preferred = no_slot;                  // (P)  hint
-    bool is_read_mostly = false;                       // (P)  hint
-    bool is_optional = false;                          // (P)  the mover may be told to give up
-    bool was_touched = false;                          // (P)  ... because somebody wrote meanwhile
-    std::atomic<bool> is_urgent{false};                // (A)  somebody waits for the move to end
-    std::atomic<std::uint32_t> moving{0};              // (A)  a transit; written under P
-    std::atomic<std::uint32_t> holds{0};               // (A)  raised under P, dropped without
-    std::atomic<std::uint32_t> uses{0};                // (A)  launches that name it; raised under P
-    std::atomic<std::uint32_t> firm_uses{0};           // (A)  those on devices that take no faults
+    va_range va;                                        // (P)  empty while released
+    region* owner = nullptr;                            // (P)
+    std::atomic<residency> state{residency::released};  // (A)  written under P
+    std::uint8_t home = no_slot;                        // (P)  slot that has the data, if resident
+    std::array<frame_record*, max_slots> frames{};      // (P)  home's and the clean copies'
+    std::array<access, max_slots> mapped{};             // (P)  what each accessor may do now
+    std::uint32_t pins = 0;                   // (P)  users' pins: never moved while above 0
+    bool is_fixed = false;                    // (P)  lives on its node for good
+    std::uint8_t preferred = no_slot;         // (P)  hint
+    bool is_read_mostly = false;              // (P)  hint
+    bool is_optional = false;                 // (P)  the mover may be told to give up
+    bool was_touched = false;                 // (P)  ... because somebody wrote meanwhile
+    std::atomic<bool> is_urgent{false};       // (A)  somebody waits for the move to end
+    std::atomic<std::uint32_t> moving{0};     // (A)  a transit; written under P
+    std::atomic<std::uint32_t> holds{0};      // (A)  raised under P, dropped without
+    std::atomic<std::uint32_t> uses{0};       // (A)  launches that name it; raised under P
+    std::atomic<std::uint32_t> firm_uses{0};  // (A)  those on devices that take no faults
 
     [[nodiscard]] bool is_moving() const noexcept {
         // relaxed: only a caller with the page lock may rely on it, and the lock orders it.
@@ -84,7 +84,8 @@ struct granule {
     // With the lock held.
     void step_locked(residency_step step, residency to) noexcept {
         XMM_ASSERT(is_legal(current(), step, to), "illegal residency step");
-        state.store(to, std::memory_order_relaxed);  // relaxed: readers without the lock take a hint
+        state.store(to,
+                    std::memory_order_relaxed);  // relaxed: readers without the lock take a hint
     }
     void begin_transit_locked(bool may_give_up) noexcept {
         XMM_ASSERT(!is_moving(), "two movers of one granule");
@@ -146,8 +147,7 @@ struct granule {
         }
         switch (current()) {
             case residency::released:
-            case residency::untouched:
-                return frame_count == 0 && home == no_slot && !has_mapping();
+            case residency::untouched: return frame_count == 0 && home == no_slot && !has_mapping();
             case residency::on_host:
                 return frame_count == 1 && home_frame() != nullptr && home_frame()->is_host;
             case residency::on_device:

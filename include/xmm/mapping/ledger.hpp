@@ -31,9 +31,15 @@ public:
     [[nodiscard]] std::size_t capacity() const noexcept {
         return capacity_.load(std::memory_order_relaxed);
     }
-    [[nodiscard]] std::size_t budget() const noexcept { return budget_.load(std::memory_order_relaxed); }
-    [[nodiscard]] std::size_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
-    [[nodiscard]] std::size_t peak() const noexcept { return peak_.load(std::memory_order_relaxed); }
+    [[nodiscard]] std::size_t budget() const noexcept {
+        return budget_.load(std::memory_order_relaxed);
+    }
+    [[nodiscard]] std::size_t used() const noexcept {
+        return used_.load(std::memory_order_relaxed);
+    }
+    [[nodiscard]] std::size_t peak() const noexcept {
+        return peak_.load(std::memory_order_relaxed);
+    }
     [[nodiscard]] std::size_t limit() const noexcept { return std::min(budget(), capacity()); }
     void set_budget(std::size_t bytes) noexcept { budget_.store(bytes, std::memory_order_relaxed); }
 
@@ -54,7 +60,8 @@ public:
 private:
     void raise_peak(std::size_t bytes) noexcept {
         std::size_t seen = peak();
-        while (seen < bytes && !peak_.compare_exchange_weak(seen, bytes, std::memory_order_relaxed)) {
+        while (seen < bytes &&
+               !peak_.compare_exchange_weak(seen, bytes, std::memory_order_relaxed)) {
         }
     }
 

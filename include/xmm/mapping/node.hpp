@@ -28,11 +28,11 @@ struct node_counters {
     std::uint64_t bytes_in = 0;          // moved or copied to this node
     std::uint64_t bytes_out = 0;         // moved or copied away from it
     std::uint64_t bytes_zeroed = 0;
-    std::uint64_t mapped_in_place = 0;   // device accesses served by a mapping to host memory
+    std::uint64_t mapped_in_place = 0;  // device accesses served by a mapping to host memory
     std::uint64_t prefetched_bytes = 0;
-    std::uint64_t reclaimed_bytes = 0;   // frames won back under pressure
-    std::uint64_t copies_dropped = 0;    // clean copies dropped instead of copied
-    std::uint64_t moves_given_up = 0;    // optional moves dropped since the page was used meanwhile
+    std::uint64_t reclaimed_bytes = 0;  // frames won back under pressure
+    std::uint64_t copies_dropped = 0;   // clean copies dropped instead of copied
+    std::uint64_t moves_given_up = 0;   // optional moves dropped since the page was used meanwhile
 };
 
 struct node {
@@ -46,12 +46,12 @@ struct node {
     enum queue_use : unsigned { urgent_in, urgent_out, quiet_in, quiet_out, queue_count };
 
     // (C) constant once published
-    node_id id = no_node;               // (C)
-    std::uint8_t slot = no_slot;        // (C)
-    bool is_host = false;               // (C)
-    backend_ref driver;                 // (C)
-    node_description about;             // (C)
-    ledger* book = nullptr;             // (C)
+    node_id id = no_node;                        // (C)
+    std::uint8_t slot = no_slot;                 // (C)
+    bool is_host = false;                        // (C)
+    backend_ref driver;                          // (C)
+    node_description about;                      // (C)
+    ledger* book = nullptr;                      // (C)
     std::array<queue_id, queue_count> queues{};  // (C)  a device's; hosts have none
     frame_pool pool;
     page_list active;
@@ -61,16 +61,17 @@ struct node {
     std::atomic<std::uint32_t> reclaims{0};
     std::atomic<std::uint32_t> reclaims_ended{0};
 
-    counter faults, faults_coalesced, first_touches, bytes_in, bytes_out, bytes_zeroed, mapped_in_place,
-        prefetched_bytes, reclaimed_bytes, copies_dropped, moves_given_up;
+    counter faults, faults_coalesced, first_touches, bytes_in, bytes_out, bytes_zeroed,
+        mapped_in_place, prefetched_bytes, reclaimed_bytes, copies_dropped, moves_given_up;
 
     [[nodiscard]] bool can(ability one) const noexcept { return about.able.has(one); }
     [[nodiscard]] unsigned accessor() const noexcept { return is_host ? cpu_accessor : slot; }
 
     [[nodiscard]] node_counters counters() const noexcept {
-        return {faults.get(),          faults_coalesced.get(), first_touches.get(),   bytes_in.get(),
-                bytes_out.get(),       bytes_zeroed.get(),     mapped_in_place.get(), prefetched_bytes.get(),
-                reclaimed_bytes.get(), copies_dropped.get(),   moves_given_up.get()};
+        return {faults.get(),          faults_coalesced.get(), first_touches.get(),
+                bytes_in.get(),        bytes_out.get(),        bytes_zeroed.get(),
+                mapped_in_place.get(), prefetched_bytes.get(), reclaimed_bytes.get(),
+                copies_dropped.get(),  moves_given_up.get()};
     }
 };
 

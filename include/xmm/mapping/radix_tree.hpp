@@ -79,7 +79,8 @@ public:
         for (address at = range.begin; at < range.end(); at += page_bytes) {
             if (leaf* one = root_[at >> (page_shift + leaf_bits)].load(std::memory_order_relaxed)) {
                 // relaxed: whoever still finds the record checks it under its lock.
-                one->slots[(at >> page_shift) & (leaf_slots - 1)].store(nullptr, std::memory_order_relaxed);
+                one->slots[(at >> page_shift) & (leaf_slots - 1)].store(nullptr,
+                                                                        std::memory_order_relaxed);
             }
         }
     }
@@ -93,8 +94,8 @@ private:
         auto& slot = root_[at >> (page_shift + leaf_bits)];
         leaf* one = slot.load(std::memory_order_relaxed);  // relaxed: written under this lock only
         if (one == nullptr) {
-            void* memory =
-                ::mmap(nullptr, sizeof(leaf), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            void* memory = ::mmap(nullptr, sizeof(leaf), PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             if (memory == MAP_FAILED) {
                 return nullptr;
             }
@@ -105,8 +106,8 @@ private:
         return one;
     }
 
-    ranked_mutex<lock_rank::tree> lock_;          // guards growth and all stores
-    std::atomic<leaf*> root_[root_slots] = {};    // 2^14 pointers: 128 KiB
+    ranked_mutex<lock_rank::tree> lock_;        // guards growth and all stores
+    std::atomic<leaf*> root_[root_slots] = {};  // 2^14 pointers: 128 KiB
 };
 
 }  // namespace xmm

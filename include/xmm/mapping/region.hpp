@@ -13,22 +13,23 @@ namespace xmm {
 
 // How a region is wanted.
 struct map_options {
-    std::size_t granule_bytes = 0;     // what moves at once: a power of two of pages; 0: the space's choice
+    std::size_t granule_bytes =
+        0;  // what moves at once: a power of two of pages; 0: the space's choice
     std::size_t alignment = page_bytes;  // of the address: a power of two
-    node_id preferred = no_node;       // where first touch puts pages, whoever touches them
-    node_id fixed = no_node;           // they live there and never move: device-only or page-locked memory
+    node_id preferred = no_node;         // where first touch puts pages, whoever touches them
+    node_id fixed = no_node;  // they live there and never move: device-only or page-locked memory
     bool is_read_mostly = false;
-    const char* name = "";             // shown in reports; copied, 31 characters
+    const char* name = "";  // shown in reports; copied, 31 characters
 };
 
 struct region {
     // (C) constant while mapped  (S) address_space lock
-    va_range va;                   // (C)
-    std::size_t granule_bytes = 0; // (C)
-    map_options hints;             // (C)
-    std::array<char, 32> name{};   // (C)
-    bool is_leaving = false;       // (S)  somebody is unmapping it
-    list_link link;                // (S)  place on the space's list
+    va_range va;                    // (C)
+    std::size_t granule_bytes = 0;  // (C)
+    map_options hints;              // (C)
+    std::array<char, 32> name{};    // (C)
+    bool is_leaving = false;        // (S)  somebody is unmapping it
+    list_link link;                 // (S)  place on the space's list
 
     // The granule around an address; the last one is the region's tail and may be shorter.
     [[nodiscard]] va_range granule_at(address at) const noexcept {

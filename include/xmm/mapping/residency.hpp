@@ -16,13 +16,13 @@ namespace xmm {
 enum class residency : std::uint8_t { released, untouched, on_host, on_device, duplicated };
 
 enum class residency_step : std::uint8_t {
-    map,        // released -> untouched
-    first_touch,// untouched -> on_host, on_device
-    move,       // on_host, on_device -> on_host, on_device: the data changes its node
-    duplicate,  // on_host, on_device, duplicated -> duplicated: one more clean copy
-    collapse,   // duplicated -> on_host, on_device: one copy stays
-    discard,    // any but released -> untouched: the contents are given up
-    unmap,      // any but released -> released
+    map,          // released -> untouched
+    first_touch,  // untouched -> on_host, on_device
+    move,         // on_host, on_device -> on_host, on_device: the data changes its node
+    duplicate,    // on_host, on_device, duplicated -> duplicated: one more clean copy
+    collapse,     // duplicated -> on_host, on_device: one copy stays
+    discard,      // any but released -> untouched: the contents are given up
+    unmap,        // any but released -> released
 };
 
 [[nodiscard]] constexpr const char* name_of(residency state) noexcept {
@@ -44,20 +44,15 @@ enum class residency_step : std::uint8_t {
 [[nodiscard]] constexpr bool is_legal(residency from, residency_step step, residency to) noexcept {
     const bool is_single = to == residency::on_host || to == residency::on_device;
     switch (step) {
-        case residency_step::map:
-            return from == residency::released && to == residency::untouched;
-        case residency_step::first_touch:
-            return from == residency::untouched && is_single;
+        case residency_step::map: return from == residency::released && to == residency::untouched;
+        case residency_step::first_touch: return from == residency::untouched && is_single;
         case residency_step::move:
             return (from == residency::on_host || from == residency::on_device) && is_single;
-        case residency_step::duplicate:
-            return is_resident(from) && to == residency::duplicated;
-        case residency_step::collapse:
-            return from == residency::duplicated && is_single;
+        case residency_step::duplicate: return is_resident(from) && to == residency::duplicated;
+        case residency_step::collapse: return from == residency::duplicated && is_single;
         case residency_step::discard:
             return from != residency::released && to == residency::untouched;
-        case residency_step::unmap:
-            return from != residency::released && to == residency::released;
+        case residency_step::unmap: return from != residency::released && to == residency::released;
     }
     return false;
 }

@@ -57,7 +57,8 @@ public:
 
     void give_back(T* record) noexcept {
         std::lock_guard guard{lock_};
-        cell* freed = reinterpret_cast<cell*>(reinterpret_cast<char*>(record) - offsetof(cell, storage));
+        cell* freed =
+            reinterpret_cast<cell*>(reinterpret_cast<char*>(record) - offsetof(cell, storage));
         freed->next = free_;
         free_ = freed;
         --live_;
@@ -89,8 +90,8 @@ private:
     static_assert(cells_per_chunk > 0);
 
     bool grow_locked() noexcept {
-        void* memory = ::mmap(nullptr, chunk_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                              -1, 0);
+        void* memory = ::mmap(nullptr, chunk_bytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) {
             return false;
         }

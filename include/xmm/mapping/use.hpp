@@ -134,7 +134,8 @@ private:
         ::usleep(rounds < 100 ? 10 : 1000);
         if (rounds == 5000) {
             static constexpr char text[] =
-                "xmm: a launch has been in the making for seconds while a page that it names is wanted "
+                "xmm: a launch has been in the making for seconds while a page that it names is "
+                "wanted "
                 "elsewhere; does its function touch that page on the CPU?\n";
             static_cast<void>(!::write(2, text, sizeof text - 1));
         }
@@ -154,7 +155,7 @@ private:
 
     logical_map& map_;
     mutable ranked_mutex<lock_rank::gate> gate_;
-    launch_list in_flight_;         // guarded by gate_
+    launch_list in_flight_;  // guarded by gate_
     slab<launch_record> launches_;
 };
 

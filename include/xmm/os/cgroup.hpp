@@ -168,10 +168,10 @@ struct path_buffer {
             continue;
         }
         const std::string_view controllers = line.substr(first + 1, second - first - 1);
-        const bool is_wanted =
-            is_v2 ? controllers.empty()
-                  : controllers == "memory" || controllers.substr(0, 7) == "memory," ||
-                        controllers.find(",memory") != std::string_view::npos;
+        const bool is_wanted = is_v2 ? controllers.empty()
+                                     : controllers == "memory" ||
+                                           controllers.substr(0, 7) == "memory," ||
+                                           controllers.find(",memory") != std::string_view::npos;
         if (is_wanted) {
             group.add(line.substr(second + 1));
         }
@@ -179,7 +179,8 @@ struct path_buffer {
     return group;
 }
 
-[[nodiscard]] inline std::size_t cgroup_limit(const char* proc_cgroup, const char* proc_mountinfo) noexcept {
+[[nodiscard]] inline std::size_t cgroup_limit(const char* proc_cgroup,
+                                              const char* proc_mountinfo) noexcept {
     std::size_t smallest = no_limit;
     line_reader mounts{proc_mountinfo};
     for (std::string_view line; mounts.next(line);) {

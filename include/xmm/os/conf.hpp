@@ -33,7 +33,8 @@ public:
 
     // A new key comes here, with what it means.
     static constexpr std::array known_keys = {
-        conf_key{"userfaultfd", "on|off: serve CPU faults by userfaultfd where the kernel grants it (on)"},
+        conf_key{"userfaultfd",
+                 "on|off: serve CPU faults by userfaultfd where the kernel grants it (on)"},
         conf_key{"service_threads", "threads that serve CPU faults, 1 to 64 (4)"},
         conf_key{"soft_devices", "software XPUs where there is no device, 0 to 8 (1)"},
         conf_key{"soft_bytes", "memory of each (a quarter of the host's, at most 1 GiB)"},
@@ -46,14 +47,16 @@ public:
     conf() noexcept : conf{::secure_getenv("XMM_CONF")} {}
     explicit conf(const char* text) noexcept;
 
-    [[nodiscard]] std::string_view text(std::string_view key, std::string_view otherwise) const noexcept {
+    [[nodiscard]] std::string_view text(std::string_view key,
+                                        std::string_view otherwise) const noexcept {
         const entry* found = find(key);
         return found != nullptr ? found->value : otherwise;
     }
     // on, true, yes, 1; off, false, no, 0.
     [[nodiscard]] bool flag(std::string_view key, bool otherwise) const noexcept;
     // Decimal, within [least, most].
-    [[nodiscard]] std::uint64_t number(std::string_view key, std::uint64_t otherwise, std::uint64_t least = 0,
+    [[nodiscard]] std::uint64_t number(std::string_view key, std::uint64_t otherwise,
+                                       std::uint64_t least = 0,
                                        std::uint64_t most = UINT64_MAX) const noexcept;
     // Decimal with an optional K, M, G or T (powers of 1024; "KiB" and "KB" mean the same).
     [[nodiscard]] std::size_t bytes(std::string_view key, std::size_t otherwise) const noexcept;
@@ -92,8 +95,8 @@ private:
             return;
         }
         std::fprintf(stderr, "xmm: XMM_CONF: %.*s:%.*s: expected %s; the default is kept\n",
-                     static_cast<int>(bad.key.size()), bad.key.data(), static_cast<int>(bad.value.size()),
-                     bad.value.data(), expected);
+                     static_cast<int>(bad.key.size()), bad.key.data(),
+                     static_cast<int>(bad.value.size()), bad.value.data(), expected);
     }
 
     char text_[text_bytes];  // the views of the entries point into it, so conf stays where it is
@@ -192,8 +195,8 @@ inline void conf::add(std::string_view one) noexcept {
     const std::string_view value =
         colon == std::string_view::npos ? std::string_view{} : detail::trim(one.substr(colon + 1));
     if (!is_known(key)) {
-        std::fprintf(stderr, "xmm: XMM_CONF: unknown key \"%.*s\"; known are", static_cast<int>(key.size()),
-                     key.data());
+        std::fprintf(stderr, "xmm: XMM_CONF: unknown key \"%.*s\"; known are",
+                     static_cast<int>(key.size()), key.data());
         for (const conf_key& known : known_keys) {
             std::fprintf(stderr, " %s", known.name.data());
         }
@@ -224,8 +227,8 @@ inline bool conf::flag(std::string_view key, bool otherwise) const noexcept {
     return otherwise;
 }
 
-inline std::uint64_t conf::number(std::string_view key, std::uint64_t otherwise, std::uint64_t least,
-                                  std::uint64_t most) const noexcept {
+inline std::uint64_t conf::number(std::string_view key, std::uint64_t otherwise,
+                                  std::uint64_t least, std::uint64_t most) const noexcept {
     const entry* found = find(key);
     if (found == nullptr) {
         return otherwise;

@@ -33,7 +33,8 @@ public:
     }
     static result<dynamic_library> open(const char* name) noexcept { return open({name}); }
 
-    dynamic_library(dynamic_library&& other) noexcept : handle_{std::exchange(other.handle_, nullptr)} {}
+    dynamic_library(dynamic_library&& other) noexcept
+        : handle_{std::exchange(other.handle_, nullptr)} {}
     dynamic_library& operator=(dynamic_library&& other) noexcept {
         handle_ = std::exchange(other.handle_, nullptr);
         return *this;

@@ -66,7 +66,8 @@ public:
         futex_wake(served.state, 1);
     }
     static void wait_for_answer(fault_request& mine) noexcept {
-        for (std::uint32_t seen = 0; (seen = mine.state.load(std::memory_order_acquire)) != answered;) {
+        for (std::uint32_t seen = 0;
+             (seen = mine.state.load(std::memory_order_acquire)) != answered;) {
             futex_wait(mine.state, seen);
         }
     }

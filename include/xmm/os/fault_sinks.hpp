@@ -30,7 +30,8 @@ struct cpu_fault_sink {
     // Runs in a signal handler: a lock-free lookup and nothing else.
     bool (*owns)(void* context, address at) noexcept = nullptr;
     // Runs on a service thread. `why`: static text for the message, if the outcome is not resolved.
-    cpu_fault_outcome (*handle)(void* context, address at, access wanted, const char** why) noexcept = nullptr;
+    cpu_fault_outcome (*handle)(void* context, address at, access wanted,
+                                const char** why) noexcept = nullptr;
 };
 
 namespace detail {
@@ -51,9 +52,9 @@ public:
 
     // (S) constant while live  (A) atomic
     struct slot {
-        std::atomic<std::uint32_t> state{0};   // (A)
-        std::atomic<std::uint32_t> holders{0}; // (A)
-        cpu_fault_sink sink;                   // (S)
+        std::atomic<std::uint32_t> state{0};    // (A)
+        std::atomic<std::uint32_t> holders{0};  // (A)
+        cpu_fault_sink sink;                    // (S)
     };
 
     // False if the table is full. Owner's lock held.
@@ -81,7 +82,8 @@ public:
         return nullptr;
     }
     static void wait_until_free(slot& hidden) noexcept {
-        for (std::uint32_t holders = 0; (holders = hidden.holders.load(std::memory_order_seq_cst)) != 0;) {
+        for (std::uint32_t holders = 0;
+             (holders = hidden.holders.load(std::memory_order_seq_cst)) != 0;) {
             futex_wait(hidden.holders, holders);
         }
         hidden.state.store(unused, std::memory_order_release);
@@ -96,7 +98,8 @@ public:
             // We enter and then look at the state; a remover sets the state and then looks for holders.
             // In one total order, not both can miss the other.
             one.holders.fetch_add(1, std::memory_order_seq_cst);
-            if (one.state.load(std::memory_order_seq_cst) == live && one.sink.owns(one.sink.context, at)) {
+            if (one.state.load(std::memory_order_seq_cst) == live &&
+                one.sink.owns(one.sink.context, at)) {
                 return &one;
             }
             release(one);

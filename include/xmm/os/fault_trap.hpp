@@ -79,7 +79,8 @@ public:
     }
 
 private:
-    static constexpr unsigned thread_count = 65;  // 64 service threads and the reader of userfaultfd
+    static constexpr unsigned thread_count =
+        65;  // 64 service threads and the reader of userfaultfd
 
     enum class answer : std::uint8_t { retry, not_ours, failed };
 
@@ -119,15 +120,15 @@ private:
     void* (*const serve_body_)(void*);             // (C) the same
     void* (*const read_body_)(void*);              // (C) the same
     std::atomic<bool> is_started_{false};          // (A)
-    ranked_mutex<lock_rank::leaf> lock_;           // starting, arming, adding; never taken by a handler
-    detail::userfaultfd events_;                   // (C) once the handler is installed
-    unsigned service_threads_ = 0;                 // (L)
-    detail::signal_chain segv_chain_;              // taking the front: (L)
-    detail::signal_chain bus_chain_;               // the same
-    detail::sink_table sinks_;                     // adding, hiding: (L)
-    detail::request_board requests_;               // its own
-    service_id services_[thread_count];            // per field
-    std::atomic<unsigned> services_known_{0};      // (A)
+    ranked_mutex<lock_rank::leaf> lock_;       // starting, arming, adding; never taken by a handler
+    detail::userfaultfd events_;               // (C) once the handler is installed
+    unsigned service_threads_ = 0;             // (L)
+    detail::signal_chain segv_chain_;          // taking the front: (L)
+    detail::signal_chain bus_chain_;           // the same
+    detail::sink_table sinks_;                 // adding, hiding: (L)
+    detail::request_board requests_;           // its own
+    service_id services_[thread_count];        // per field
+    std::atomic<unsigned> services_known_{0};  // (A)
 };
 
 // --- sinks ---
@@ -188,7 +189,8 @@ inline fault_trap::answer fault_trap::serve_from_handler(address at, access want
     }
     if (registry::is_forked_child()) {
         detail::sink_table::release(*owner);
-        message.add(": unified memory of the parent process; a child of fork cannot use it").write();
+        message.add(": unified memory of the parent process; a child of fork cannot use it")
+            .write();
         return answer::failed;
     }
     detail::fault_request& mine = requests_.claim();
@@ -292,7 +294,8 @@ inline status fault_trap::start_locked() noexcept {
         return {};
     }
     const conf& settings = conf::of_process();
-    const auto wanted = static_cast<unsigned>(settings.number("service_threads", 4, 1, thread_count - 1));
+    const auto wanted =
+        static_cast<unsigned>(settings.number("service_threads", 4, 1, thread_count - 1));
     for (; service_threads_ < wanted; ++service_threads_) {
         if (const status made = start_thread_locked(serve_body_); !made) {
             if (service_threads_ > 0) {
@@ -410,7 +413,8 @@ inline status fault_trap::make_hole(va_range range) noexcept {
         return fail(errc::no_memory, "no mapping for a hole: vm.max_map_count is reached", errno);
     }
     // A child of fork would read zeros here, since the kernel drops the registration in it.
-    if (!events_.is_open() || ::madvise(at, range.bytes, MADV_DONTFORK) != 0 || !events_.watch(range)) {
+    if (!events_.is_open() || ::madvise(at, range.bytes, MADV_DONTFORK) != 0 ||
+        !events_.watch(range)) {
         return {};
     }
     // Readable last: a touch before this is a signal, a touch after it an event, none reads zeros. If

@@ -25,10 +25,10 @@ namespace xmm {
 // One NUMA node of the host, or the whole host where there are none.
 struct host_node {
     node_id id = no_node;
-    unsigned os_index = 0;          // the kernel's number for it
-    std::array<char, 64> name{};    // NUL-terminated
-    std::size_t bytes = 0;          // its memory, or less where a cgroup limits the process
-    bool can_bind = false;          // memory can be bound to it: real, and the kernel lets us
+    unsigned os_index = 0;        // the kernel's number for it
+    std::array<char, 64> name{};  // NUL-terminated
+    std::size_t bytes = 0;        // its memory, or less where a cgroup limits the process
+    bool can_bind = false;        // memory can be bound to it: real, and the kernel lets us
 };
 
 enum class binding : std::uint8_t {
@@ -45,8 +45,8 @@ namespace detail {
 // mmap by its number. To the thread sanitizer the library's mmap is a write to the whole range, which
 // would race with every thread that uses the addresses; but who changes a mapping under its users (a
 // sink of the fault trap, a move) writes no data. MAP_FAILED and errno as ever.
-[[nodiscard]] inline void* map_quietly(void* at, std::size_t bytes, int protection, int flags, int file,
-                                       std::size_t offset) noexcept {
+[[nodiscard]] inline void* map_quietly(void* at, std::size_t bytes, int protection, int flags,
+                                       int file, std::size_t offset) noexcept {
     return reinterpret_cast<void*>(::syscall(SYS_mmap, at, bytes, protection, flags, file, offset));
 }
 
@@ -99,7 +99,8 @@ struct errno_keeper {
 
 // Places the memory of a mapped range on a host node; pages that exist already move there where they
 // can. The range is whole OS pages. unsupported where the node or the kernel refuses.
-inline status bind_memory(va_range range, const host_node& node, binding how = binding::prefer) noexcept {
+inline status bind_memory(va_range range, const host_node& node,
+                          binding how = binding::prefer) noexcept {
     const std::size_t os_page = os_page_bytes();
     if (range.is_empty() || range.end() < range.begin || range.begin % os_page != 0 ||
         range.bytes % os_page != 0) {
@@ -113,8 +114,9 @@ inline status bind_memory(va_range range, const host_node& node, binding how = b
     mask[node.os_index / word_bits] = 1UL << (node.os_index % word_bits);
     detail::errno_keeper keep;
     // One more than the highest bit: the kernel takes maxnode - 1 bits.
-    if (::syscall(SYS_mbind, range.begin, range.bytes, how == binding::strict ? MPOL_BIND : MPOL_PREFERRED,
-                  mask, 1025UL, MPOL_MF_MOVE) == 0) {
+    if (::syscall(SYS_mbind, range.begin, range.bytes,
+                  how == binding::strict ? MPOL_BIND : MPOL_PREFERRED, mask, 1025UL,
+                  MPOL_MF_MOVE) == 0) {
         return {};
     }
     switch (errno) {

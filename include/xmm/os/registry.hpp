@@ -70,12 +70,12 @@ inline void pin_this_object() noexcept {
 }
 
 // Standard libraries lay out their types differently; objects with such members are shared by one only.
-inline constexpr std::uint32_t registry_object_abi =
-    (XMM_VERSION_MAJOR << 16) | (XMM_VERSION_MINOR << 8) |
+inline constexpr std::uint32_t registry_object_abi = (XMM_VERSION_MAJOR << 16) |
+                                                     (XMM_VERSION_MINOR << 8) |
 #if defined(_LIBCPP_VERSION)
-    2u;
+                                                     2u;
 #else
-    1u;
+                                                     1u;
 #endif
 
 // Memory is never freed, so there is no counterpart.
@@ -133,7 +133,8 @@ inline constexpr std::uint64_t registry_name_bits = 0x00ffffffffffffff;
         got = -1;
         int ends[2];
         if (::pipe2(ends, O_CLOEXEC) == 0) {
-            if (::write(ends[1], to_pointer(at), sizeof head) == static_cast<ssize_t>(sizeof head)) {
+            if (::write(ends[1], to_pointer(at), sizeof head) ==
+                static_cast<ssize_t>(sizeof head)) {
                 got = ::read(ends[0], &head, sizeof head);
             }
             ::close(ends[0]);
@@ -141,11 +142,13 @@ inline constexpr std::uint64_t registry_name_bits = 0x00ffffffffffffff;
         }
     }
     errno = errno_before;
-    if (got != static_cast<long>(sizeof head) || ((head ^ registry_magic) & registry_name_bits) != 0) {
+    if (got != static_cast<long>(sizeof head) ||
+        ((head ^ registry_magic) & registry_name_bits) != 0) {
         return false;
     }
     if (head != registry_magic) {
-        registry_failed("registry", "another shared object of this process has another version of xmm");
+        registry_failed("registry",
+                        "another shared object of this process has another version of xmm");
     }
     return true;
 }
@@ -176,7 +179,8 @@ public:
     // 1, 2, 3, ...: no number of a kind is given twice in a process. Lock-free.
     static std::uint32_t next_number(number_kind kind) noexcept {
         // relaxed: the number is all that is handed over.
-        return 1 + instance().numbers_[static_cast<unsigned>(kind)].fetch_add(1, std::memory_order_relaxed);
+        return 1 + instance().numbers_[static_cast<unsigned>(kind)].fetch_add(
+                       1, std::memory_order_relaxed);
     }
 
     // Whether this process was forked from the one that claimed the registry. One load,
@@ -194,7 +198,7 @@ public:
     registry& operator=(const registry&) = delete;
 
 private:
-    static constexpr std::size_t block_bytes = 64 << 10;              // one OS page, whatever its size
+    static constexpr std::size_t block_bytes = 64 << 10;  // one OS page, whatever its size
     static constexpr unsigned slot_count = 64;
     static constexpr unsigned key_bytes = 40;
     static constexpr unsigned number_count = 16;
@@ -203,19 +207,19 @@ private:
 
     struct slot {
         std::atomic<std::uint32_t> state{unused};  // (A)
-        std::uint32_t abi = 0;                     // (T) constant once state left unused, like the key
-        char key[key_bytes] = {};                  // (T)
-        std::uint64_t bytes = 0;                   // (T)
-        void* object = nullptr;                    // (C) once ready
-        std::atomic<::pid_t> builder{0};           // (A) the thread that builds, to catch a cycle
-        std::atomic<::pid_t> builder_pid{0};       // (A) and its process
+        std::uint32_t abi = 0;                // (T) constant once state left unused, like the key
+        char key[key_bytes] = {};             // (T)
+        std::uint64_t bytes = 0;              // (T)
+        void* object = nullptr;               // (C) once ready
+        std::atomic<::pid_t> builder{0};      // (A) the thread that builds, to catch a cycle
+        std::atomic<::pid_t> builder_pid{0};  // (A) and its process
     };
 
     registry() = default;
 
     template <class T>
-    static inline std::atomic<T*> known_object{nullptr};         // one per shared object: a cache
-    static inline std::atomic<registry*> known_{nullptr};        // the same
+    static inline std::atomic<T*> known_object{nullptr};   // one per shared object: a cache
+    static inline std::atomic<registry*> known_{nullptr};  // the same
 
     [[nodiscard]] std::atomic<std::uint32_t>* marker() const noexcept {
         return reinterpret_cast<std::atomic<std::uint32_t>*>(to_address(this) + block_bytes);
@@ -249,7 +253,8 @@ private:
             if (registry* mine = claim(at); mine != nullptr) {
                 return mine;
             }
-            if (detail::is_registry_at(at)) {  // lost a race after all: this C library does not lock
+            if (detail::is_registry_at(
+                    at)) {  // lost a race after all: this C library does not lock
                 return found_at(at);
             }
         }
@@ -289,8 +294,8 @@ private:
     template <class T>
     [[gnu::noinline]] static T& find_or_build() {
         static_assert(sizeof(T) <= 64 << 20);
-        T* at = static_cast<T*>(instance().object_of(
-            T::registry_key, sizeof(T), [](void* memory) { ::new (memory) T; }));
+        T* at = static_cast<T*>(instance().object_of(T::registry_key, sizeof(T),
+                                                     [](void* memory) { ::new (memory) T; }));
         known_object<T>.store(at, std::memory_order_release);
         return *at;
     }
@@ -360,8 +365,9 @@ private:
             }
             unlock_table();
             if (one.bytes != bytes || one.abi != detail::registry_object_abi) {
-                detail::registry_failed(key, "shared objects of this process were built from different "
-                                             "xmm versions or standard libraries");
+                detail::registry_failed(key,
+                                        "shared objects of this process were built from different "
+                                        "xmm versions or standard libraries");
             }
             return one;
         }
@@ -387,11 +393,11 @@ private:
     // (C) constant once claimed  (A) atomic  (T) table lock
     // (A) not even zeroed by the constructor, since others may look at it: fresh memory is zero.
     std::uint64_t magic_;
-    ::pid_t pid_ = 0;                                       // (C)
-    bool has_wiped_marker_ = false;                         // (C)
-    std::atomic<std::uint32_t> table_lock_{0};              // (A)
-    std::atomic<std::uint32_t> numbers_[number_count]{};    // (A)
-    slot slots_[slot_count];                                // per field
+    ::pid_t pid_ = 0;                                     // (C)
+    bool has_wiped_marker_ = false;                       // (C)
+    std::atomic<std::uint32_t> table_lock_{0};            // (A)
+    std::atomic<std::uint32_t> numbers_[number_count]{};  // (A)
+    slot slots_[slot_count];                              // per field
 };
 
 }  // namespace xmm

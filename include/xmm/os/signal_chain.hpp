@@ -103,11 +103,12 @@ private:
         return reinterpret_cast<const unsigned char*>(&info) + sizeof info - sizeof(mark);
     }
     static void die_of(int signal, siginfo_t& info, bool repeats) noexcept;
-    static sigset_t mask_for(int signal, const struct sigaction& action, const void* context) noexcept;
+    static sigset_t mask_for(int signal, const struct sigaction& action,
+                             const void* context) noexcept;
 
-    std::array<struct sigaction, capacity> earlier_{};     // (C) once counted
-    std::array<std::atomic<bool>, capacity> is_spent_{};   // (A) SA_RESETHAND, and used
-    std::atomic<unsigned> count_{0};                       // (A)
+    std::array<struct sigaction, capacity> earlier_{};    // (C) once counted
+    std::array<std::atomic<bool>, capacity> is_spent_{};  // (A) SA_RESETHAND, and used
+    std::atomic<unsigned> count_{0};                      // (A)
 };
 
 // Notes who is in front before taking its place: our handler may run at once.
@@ -141,16 +142,19 @@ inline status signal_chain::take_front(int signal, handler ours) noexcept {
     return {};
 }
 
-inline void signal_chain::call_earlier(int signal, siginfo_t& info, void* context, bool repeats) noexcept {
+inline void signal_chain::call_earlier(int signal, siginfo_t& info, void* context,
+                                       bool repeats) noexcept {
     const mark before = mark_of(info);
-    const unsigned next = before.magic == mark::right_magic ? static_cast<unsigned>(before.depth)
-                                                            : count_.load(std::memory_order_acquire);
+    const unsigned next = before.magic == mark::right_magic
+                              ? static_cast<unsigned>(before.depth)
+                              : count_.load(std::memory_order_acquire);
     if (next == 0) {
         die_of(signal, info, repeats);
         return;
     }
     const struct sigaction& action = earlier_[next - 1];
-    const bool is_once = (static_cast<unsigned>(action.sa_flags) & static_cast<unsigned>(SA_RESETHAND)) != 0;
+    const bool is_once =
+        (static_cast<unsigned>(action.sa_flags) & static_cast<unsigned>(SA_RESETHAND)) != 0;
     // relaxed: the flag only says who was first.
     const bool is_spent = is_once && is_spent_[next - 1].exchange(true, std::memory_order_relaxed);
     if (action.sa_handler == SIG_IGN && info.si_code <= 0) {

@@ -126,7 +126,8 @@ namespace detail {
     return !bound.is_ok();
 }
 
-[[nodiscard]] inline host_node make_host(std::size_t id, unsigned os_index, std::size_t bytes) noexcept {
+[[nodiscard]] inline host_node make_host(std::size_t id, unsigned os_index,
+                                         std::size_t bytes) noexcept {
     host_node host;
     host.id = node_id{static_cast<std::int32_t>(id)};
     host.os_index = os_index;
@@ -136,7 +137,8 @@ namespace detail {
 }
 
 [[nodiscard]] inline bool is_usable_host(hwloc_obj_t node) noexcept {
-    const bool is_gpu_memory = node->subtype != nullptr && std::strcmp(node->subtype, "GPUMemory") == 0;
+    const bool is_gpu_memory =
+        node->subtype != nullptr && std::strcmp(node->subtype, "GPUMemory") == 0;
     return node->attr->numanode.local_memory > 0 && !is_gpu_memory;
 }
 
@@ -170,8 +172,9 @@ inline void topology::read_hosts(hwloc_topology* from) {
     for (hwloc_obj_t node = nullptr;
          (node = hwloc_get_next_obj_by_type(from, HWLOC_OBJ_NUMANODE, node)) != nullptr;) {
         if (detail::is_usable_host(node)) {
-            hosts_.push_back(detail::make_host(hosts_.size(), node->os_index,
-                                               static_cast<std::size_t>(node->attr->numanode.local_memory)));
+            hosts_.push_back(
+                detail::make_host(hosts_.size(), node->os_index,
+                                  static_cast<std::size_t>(node->attr->numanode.local_memory)));
         }
     }
     if (hosts_.empty()) {
@@ -319,7 +322,8 @@ public:
         // acquire: pairs with the release in find_or_make.
         const block* names = blocks_[index / per_block].load(std::memory_order_acquire);
         // acquire: pairs with the release in add_device.
-        if (names == nullptr || !names->names[index % per_block].is_set.load(std::memory_order_acquire)) {
+        if (names == nullptr ||
+            !names->names[index % per_block].is_set.load(std::memory_order_acquire)) {
             return "no node";
         }
         return {names->names[index % per_block].text, names->names[index % per_block].length};
@@ -342,7 +346,8 @@ private:
         if (found == nullptr) {
             auto* made = new (std::nothrow) block;
             // release: a block is complete before it is found.
-            if (made == nullptr || slot.compare_exchange_strong(found, made, std::memory_order_acq_rel)) {
+            if (made == nullptr ||
+                slot.compare_exchange_strong(found, made, std::memory_order_acq_rel)) {
                 return made == nullptr ? nullptr : &made->names[index % per_block];
             }
             delete made;

@@ -80,8 +80,10 @@ public:
         for (;;) {
             uffd_msg message{};
             const ssize_t got = ::read(file_, &message, sizeof message);
-            if (got == static_cast<ssize_t>(sizeof message) && message.event == UFFD_EVENT_PAGEFAULT) {
-                const bool is_write = (message.arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0;
+            if (got == static_cast<ssize_t>(sizeof message) &&
+                message.event == UFFD_EVENT_PAGEFAULT) {
+                const bool is_write =
+                    (message.arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0;
                 return {static_cast<address>(message.arg.pagefault.address),
                         is_write ? access::write : access::read,
                         static_cast<::pid_t>(message.arg.pagefault.feat.ptid)};

@@ -14,22 +14,23 @@
 namespace xmm {
 
 enum class advice : std::uint8_t {
-    will_need,          // bring it to the node, mapped there
-    dont_need,          // whole granules lose contents and frames; reads as zero or anything until written
-    cold,               // first in line when the node runs low
-    read_mostly,        // readers get copies, a write collapses them
+    will_need,  // bring it to the node, mapped there
+    dont_need,  // whole granules lose contents and frames; reads as zero or anything until written
+    cold,       // first in line when the node runs low
+    read_mostly,  // readers get copies, a write collapses them
     unset_read_mostly,
-    preferred,          // first touch and faults place it on this node
+    preferred,  // first touch and faults place it on this node
     unset_preferred,
-    pin,                // to the node (any_host: some host), and never moved until unpinned as often
+    pin,  // to the node (any_host: some host), and never moved until unpinned as often
     unpin,
 };
 
 [[nodiscard]] constexpr const char* name_of(advice what) noexcept {
-    constexpr const char* names[] = {"will_need",         "dont_need", "cold",            "read_mostly",
-                                     "unset_read_mostly", "preferred", "unset_preferred", "pin",
-                                     "unpin"};
-    return static_cast<unsigned>(what) < std::size(names) ? names[static_cast<unsigned>(what)] : "?";
+    constexpr const char* names[] = {
+        "will_need", "dont_need",       "cold", "read_mostly", "unset_read_mostly",
+        "preferred", "unset_preferred", "pin",  "unpin"};
+    return static_cast<unsigned>(what) < std::size(names) ? names[static_cast<unsigned>(what)]
+                                                          : "?";
 }
 
 class adviser {
@@ -162,7 +163,8 @@ private:
 
     status pin(place to, va_range range) noexcept {
         for (address at = range.begin; at < range.end();) {
-            result<va_range> there = settle(to, at, [](granule& page) { ++page.pins; }, true);
+            result<va_range> there = settle(
+                to, at, [](granule& page) { ++page.pins; }, true);
             if (!there) {
                 static_cast<void>(unpin_pages({range.begin, at - range.begin}));
                 return there.error();

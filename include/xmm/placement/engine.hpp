@@ -81,7 +81,8 @@ private:
     static bool owns(void* self, address at) noexcept {
         return static_cast<placement_engine*>(self)->space_.find(at) != nullptr;
     }
-    static cpu_fault_outcome on_cpu_fault(void* self, address at, access wanted, const char** why) noexcept {
+    static cpu_fault_outcome on_cpu_fault(void* self, address at, access wanted,
+                                          const char** why) noexcept {
         auto& engine = *static_cast<placement_engine*>(self);
         const status outcome = engine.faults.handle(engine.space_.at_slot(0), at, wanted);
         *why = outcome.why;
@@ -89,7 +90,9 @@ private:
             case errc::ok: return cpu_fault_outcome::resolved;
             case errc::not_mapped: return cpu_fault_outcome::not_mapped;
             case errc::busy: return cpu_fault_outcome::refused;
-            default: *why = describe(engine.frames.last_shortage()); return cpu_fault_outcome::no_memory;
+            default:
+                *why = describe(engine.frames.last_shortage());
+                return cpu_fault_outcome::no_memory;
         }
     }
     // For the trap's message; the text lasts until this service thread's next one.
@@ -99,7 +102,8 @@ private:
                       last.node.value, last.bytes, last.used, last.limit, last.cause);
         return text;
     }
-    static fault_outcome on_device_fault(void* self, node_id accessor, address at, access wanted) noexcept {
+    static fault_outcome on_device_fault(void* self, node_id accessor, address at,
+                                         access wanted) noexcept {
         auto& engine = *static_cast<placement_engine*>(self);
         node* from = engine.space_.find_node(accessor);
         if (from == nullptr || engine.space_.find(at) == nullptr) {

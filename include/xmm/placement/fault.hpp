@@ -43,7 +43,8 @@ public:
         status outcome = try_handle(accessor_node, at, wanted);
         // A CPU that gets nothing ends its program, so a shortage is given time to pass: frames in others'
         // hands, mappings that somebody is about to drop.
-        for (unsigned wait_us = 1000; accessor_node.is_host && outcome.code == errc::no_memory && wait_us <= 64000;
+        for (unsigned wait_us = 1000;
+             accessor_node.is_host && outcome.code == errc::no_memory && wait_us <= 64000;
              wait_us *= 2) {
             ::usleep(wait_us);
             outcome = try_handle(accessor_node, at, wanted);
@@ -75,7 +76,9 @@ private:
                 case step::again: break;
                 case step::await_rest: page->await_rest(); break;
                 case step::await_holds: page->await_no_holds(); break;
-                case step::await_uses: space_.uses().await_unused(*page, next.va, use_grip::firm); break;
+                case step::await_uses:
+                    space_.uses().await_unused(*page, next.va, use_grip::firm);
+                    break;
                 case step::move:
                     if (!bring(*page, state, next)) {
                         return state.last;
@@ -90,7 +93,14 @@ private:
 
     // What one look decided.
     struct step {
-        enum kind_t : std::uint8_t { done, again, await_rest, await_holds, await_uses, move } kind = done;
+        enum kind_t : std::uint8_t {
+            done,
+            again,
+            await_rest,
+            await_holds,
+            await_uses,
+            move
+        } kind = done;
         bool was_resolved = false;  // before this look
         bool keeps_copy = false;    // move: leave the old frame as the home
         unsigned to = no_slot;      // move: the node; its transit has begun
@@ -142,10 +152,12 @@ private:
         return begin_move_locked(page, first_slot_locked(page, state), false);
     }
     unsigned first_slot_locked(granule& page, attempt& state) noexcept {
-        const bool prefers_host = page.preferred != no_slot && space_.at_slot(page.preferred).is_host;
+        const bool prefers_host =
+            page.preferred != no_slot && space_.at_slot(page.preferred).is_host;
         const bool prefers_this = page.preferred == state.from.slot;
         if (state.is_cpu() || prefers_host || state.stays_on_host) {
-            return prefers_host ? page.preferred : space_.host_near(nearest_device(page, state)).slot;
+            return prefers_host ? page.preferred
+                                : space_.host_near(nearest_device(page, state)).slot;
         }
         if (prefers_this || choose(page, state, true) == placement_choice::on_device) {
             return state.from.slot;
@@ -169,7 +181,8 @@ private:
             return enter_locked(page, state, access::read_write);
         }
         const bool can_map = moves_.visible_frame(page, state.accessor) != nullptr;
-        const bool must_stay = page.is_fixed || page.pins > 0 || page.is_held() || state.stays_on_host;
+        const bool must_stay =
+            page.is_fixed || page.pins > 0 || page.is_held() || state.stays_on_host;
         if (must_stay && can_map) {
             return map_in_place_locked(page, state);
         }
@@ -177,14 +190,18 @@ private:
             return {.kind = step::await_holds};
         }
         if (must_stay) {
-            return {.outcome = state.last.is_ok() ? fail(errc::busy, "pinned on a host that this device cannot map")
-                                                  : state.last};
+            return {.outcome =
+                        state.last.is_ok()
+                            ? fail(errc::busy, "pinned on a host that this device cannot map")
+                            : state.last};
         }
         const bool prefers_this = page.preferred == state.from.slot;
-        const bool prefers_host = page.preferred != no_slot && space_.at_slot(page.preferred).is_host;
+        const bool prefers_host =
+            page.preferred != no_slot && space_.at_slot(page.preferred).is_host;
         const bool duplicates = page.is_read_mostly && !has_write(state.wanted);
-        const bool comes = prefers_this || (!prefers_host && (duplicates || choose(page, state, false) ==
-                                                                               placement_choice::on_device));
+        const bool comes =
+            prefers_this || (!prefers_host && (duplicates || choose(page, state, false) ==
+                                                                 placement_choice::on_device));
         // Another device may be using the host's frame and unable to lose it.
         const bool can_leave = moves_.can_lose_mappings_locked(page);
         if (can_map && (!comes || !can_leave)) {
@@ -199,9 +216,11 @@ private:
             return enter_locked(page, state, access::read_write);
         }
         if (page.is_fixed || page.pins > 0) {
-            return {.outcome = fail(errc::busy, page.is_fixed
-                                                    ? "the page is device-only memory: its device alone reaches it"
-                                                    : "the page is pinned on a device")};
+            return {.outcome =
+                        fail(errc::busy,
+                             page.is_fixed
+                                 ? "the page is device-only memory: its device alone reaches it"
+                                 : "the page is pinned on a device")};
         }
         if (page.is_held()) {
             return {.kind = step::await_holds};
@@ -211,7 +230,8 @@ private:
         }
         const bool duplicates = page.is_read_mostly && !has_write(state.wanted);
         if (state.is_cpu() || state.stays_on_host) {
-            return begin_move_locked(page, space_.host_near(space_.at_slot(page.home)).slot, duplicates);
+            return begin_move_locked(page, space_.host_near(space_.at_slot(page.home)).slot,
+                                     duplicates);
         }
         const bool comes = page.preferred == state.from.slot || duplicates ||
                            choose(page, state, false) == placement_choice::on_device;
@@ -225,9 +245,11 @@ private:
                 (state.is_cpu() || page.frames[state.accessor] != nullptr || state.stays_on_host)) {
                 return enter_locked(page, state, access::read);
             }
-            const unsigned to = state.is_cpu() || state.stays_on_host ? space_.host_near(state.from).slot
-                                                                      : state.from.slot;
-            return page.is_held() ? step{.kind = step::await_holds} : begin_move_locked(page, to, true);
+            const unsigned to = state.is_cpu() || state.stays_on_host
+                                    ? space_.host_near(state.from).slot
+                                    : state.from.slot;
+            return page.is_held() ? step{.kind = step::await_holds}
+                                  : begin_move_locked(page, to, true);
         }
         if (page.is_held()) {
             return {.kind = step::await_holds};
@@ -237,11 +259,13 @@ private:
         }
         // The writer's own copy stays, if it has one; the next look does the rest.
         frame_record* own = moves_.visible_frame(page, state.accessor);
-        const status collapsed = moves_.collapse_locked(page, own != nullptr ? own->slot : page.home);
+        const status collapsed =
+            moves_.collapse_locked(page, own != nullptr ? own->slot : page.home);
         return collapsed ? step{.kind = step::again} : step{.outcome = collapsed};
     }
 
-    placement_choice choose(const granule& page, const attempt& state, bool is_first) const noexcept {
+    placement_choice choose(const granule& page, const attempt& state,
+                            bool is_first) const noexcept {
         return current_policy().choose({state.from.id, state.wanted, page.va.bytes, is_first});
     }
 
@@ -274,8 +298,8 @@ private:
     // The page is in transit for this thread. False if nothing is left to try.
     bool bring(granule& page, attempt& state, const step& next) noexcept {
         node& to = space_.at_slot(next.to);
-        result<frame_record*> taken =
-            to.is_host ? frames_.obtain_on_host(to, next.va.bytes) : frames_.obtain(to, next.va.bytes);
+        result<frame_record*> taken = to.is_host ? frames_.obtain_on_host(to, next.va.bytes)
+                                                 : frames_.obtain(to, next.va.bytes);
         if (!taken) {
             with(page.lock, [&] { page.end_transit_locked(); });
             return try_host_after(taken.error(), to, state);

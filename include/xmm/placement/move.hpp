@@ -25,11 +25,11 @@ inline constexpr unsigned max_batch = 16;
 struct transfer {
     granule* moved = nullptr;
     frame_record* to = nullptr;
-    unsigned accessor = no_slot;       // who gets a mapping at the end; no_slot: nobody
+    unsigned accessor = no_slot;  // who gets a mapping at the end; no_slot: nobody
     access who = access::read_write;
-    bool keeps_copy = false;           // read-mostly: the old frame stays, as the data's home
-    bool is_overwritten = false;       // a first touch that needs no zeroes: all of it is written next
-    std::size_t bytes = 0;             // filled in, as the outcome: `to` may be gone after a failure
+    bool keeps_copy = false;      // read-mostly: the old frame stays, as the data's home
+    bool is_overwritten = false;  // a first touch that needs no zeroes: all of it is written next
+    std::size_t bytes = 0;        // filled in, as the outcome: `to` may be gone after a failure
     status outcome{};
 };
 
@@ -52,8 +52,10 @@ public:
     // With the page lock: whether no unfinished launch depends on a mapping that its device, since it takes
     // no faults, could not ask for again.
     [[nodiscard]] bool can_lose_mappings_locked(const granule& one) noexcept {
-        for (unsigned slot = space_.host_count(); slot < space_.node_count() && one.is_firmly_used(); ++slot) {
-            if (one.mapped[slot] != access::none && !space_.at_slot(slot).can(ability::moves_under_access)) {
+        for (unsigned slot = space_.host_count();
+             slot < space_.node_count() && one.is_firmly_used(); ++slot) {
+            if (one.mapped[slot] != access::none &&
+                !space_.at_slot(slot).can(ability::moves_under_access)) {
                 return false;
             }
         }
@@ -79,7 +81,8 @@ public:
     status drop_copy_locked(granule& one, unsigned slot) noexcept {
         XMM_ASSERT(one.current() == residency::duplicated && one.home != slot, "not a clean copy");
         // A host's copy may be mapped by the CPU and by devices without one of their own.
-        const status cleared = space_.at_slot(slot).is_host ? clear_all_locked(one) : clear_locked(one, slot);
+        const status cleared =
+            space_.at_slot(slot).is_host ? clear_all_locked(one) : clear_locked(one, slot);
         if (!cleared) {
             return cleared;
         }
@@ -216,7 +219,9 @@ private:
         }
         // A device's own queues carry its traffic, both ways; some device's carry what stays on hosts.
         const bool is_out = from != nullptr && target.is_host && !from->is_host;
-        node* carrier = is_out ? &space_.at_slot(from->slot) : target.is_host ? space_.host_carrier() : &target;
+        node* carrier = is_out           ? &space_.at_slot(from->slot)
+                        : target.is_host ? space_.host_carrier()
+                                         : &target;
         if (carrier == nullptr) {
             bring_on_host(one, from);
             return;
@@ -224,7 +229,8 @@ private:
         const queue_id urgent = carrier->queues[is_out ? node::urgent_out : node::urgent_in];
         const queue_id quiet = carrier->queues[is_out ? node::quiet_out : node::quiet_in];
         unsigned i = 0;
-        while (i < lane_count && !(all[i].urgent == urgent && all[i].is_fill == (from == nullptr))) {
+        while (i < lane_count &&
+               !(all[i].urgent == urgent && all[i].is_fill == (from == nullptr))) {
             ++i;
         }
         lane& chosen = all[i];
@@ -294,13 +300,15 @@ private:
             piece left = one.pieces[i];
             while (!left.to.is_empty()) {
                 const bool is_awaited = !has_turn || one.is_awaited();
-                const std::size_t bytes = is_awaited ? left.to.bytes : std::min(chunk, left.to.bytes);
+                const std::size_t bytes =
+                    is_awaited ? left.to.bytes : std::min(chunk, left.to.bytes);
                 const piece next{{left.to.begin, bytes}, {left.from.begin, bytes}};
                 left = {{left.to.begin + bytes, left.to.bytes - bytes},
                         {left.from.begin + bytes, left.from.bytes - bytes}};
                 status outcome = one.at->driver.wait(in_flight[oldest]);
                 if (outcome) {
-                    auto point = one.at->driver.memcpy(is_awaited ? one.urgent : one.quiet, {&next, 1});
+                    auto point =
+                        one.at->driver.memcpy(is_awaited ? one.urgent : one.quiet, {&next, 1});
                     outcome = point ? status{} : point.error();
                     in_flight[oldest] = point ? *point : ticket{};
                     oldest = (oldest + 1) % in_flight.size();
@@ -523,8 +531,8 @@ private:
                         space_.at_slot(slot).is_host ? residency::on_host : residency::on_device);
     }
     static unsigned count_frames(const granule& one) noexcept {
-        return static_cast<unsigned>(
-            std::count_if(one.frames.begin(), one.frames.end(), [](auto* f) { return f != nullptr; }));
+        return static_cast<unsigned>(std::count_if(one.frames.begin(), one.frames.end(),
+                                                   [](auto* f) { return f != nullptr; }));
     }
 
     address_space& space_;

@@ -43,16 +43,20 @@ public:
 
 private:
     friend class prefetcher;
-    [[nodiscard]] bool is_taken_locked() const noexcept { return next_ >= range_.end() || room_ == 0; }
-    [[nodiscard]] bool is_finished_locked() const noexcept { return is_taken_locked() && workers_ == 0; }
+    [[nodiscard]] bool is_taken_locked() const noexcept {
+        return next_ >= range_.end() || room_ == 0;
+    }
+    [[nodiscard]] bool is_finished_locked() const noexcept {
+        return is_taken_locked() && workers_ == 0;
+    }
 
     const va_range range_;  // whole granules' pages
     const place where_;
     node& to_;
-    std::mutex lock_;       // guards all below
+    std::mutex lock_;  // guards all below
     std::condition_variable changed_;
-    address next_;          // first page that no worker has taken
-    std::size_t room_;      // bytes that may still be brought in
+    address next_;      // first page that no worker has taken
+    std::size_t room_;  // bytes that may still be brought in
     std::size_t brought_ = 0;
     unsigned workers_ = 0;  // inside a stretch
 };
@@ -202,8 +206,8 @@ private:
         to.active.move_to_recent(*there);
         if (page.mapped[to.accessor()] == access::none) {
             const bool is_shared = page.current() == residency::duplicated;
-            static_cast<void>(
-                moves_.enter_locked(page, to.accessor(), is_shared ? access::read : access::read_write));
+            static_cast<void>(moves_.enter_locked(page, to.accessor(),
+                                                  is_shared ? access::read : access::read_write));
         }
         return true;
     }

@@ -41,14 +41,16 @@ public:
                 return taken;
             }
             // Of a small node no large part at once: what came last would go with the rest.
-            const std::size_t wanted = std::max(bytes, std::min(batch_bytes, from.book->limit() / 8));
+            const std::size_t wanted =
+                std::max(bytes, std::min(batch_bytes, from.book->limit() / 8));
             if (reclaim(from, wanted) == 0 && !await_others(from, ended)) {
                 break;
             }
         }
         result<frame_record*> taken = from.pool.take(bytes);
         if (!taken) {
-            const shortage now{from.id, bytes, from.book->used(), from.book->limit(), taken.error().why};
+            const shortage now{from.id, bytes, from.book->used(), from.book->limit(),
+                               taken.error().why};
             with(shortage_lock_, [&] { last_shortage_ = now; });
         }
         return taken;
@@ -60,7 +62,8 @@ public:
     }
 
     // A frame for pages that leave a device: on the nearest host, else on any.
-    [[nodiscard]] result<frame_record*> obtain_on_host(const node& near, std::size_t bytes) noexcept {
+    [[nodiscard]] result<frame_record*> obtain_on_host(const node& near,
+                                                       std::size_t bytes) noexcept {
         node& first = space_.host_near(near);
         result<frame_record*> taken = obtain(first, bytes);
         for (unsigned slot = 0; slot < space_.host_count() && !taken; ++slot) {
@@ -137,7 +140,8 @@ private:
         return true;
     }
 
-    unsigned take_victims(node& from, std::size_t wanted, std::array<granule*, max_batch>& victims) noexcept {
+    unsigned take_victims(node& from, std::size_t wanted,
+                          std::array<granule*, max_batch>& victims) noexcept {
         unsigned count = 0;
         std::size_t bytes = 0;
         while (count < max_batch && bytes < wanted) {

@@ -55,7 +55,8 @@ private:
                 } else if (page.is_used()) {
                     next = uses;
                 } else {
-                    outcome = moves_.discard_locked(page, residency_step::unmap, residency::released);
+                    outcome =
+                        moves_.discard_locked(page, residency_step::unmap, residency::released);
                 }
             });
             switch (next) {

@@ -24,7 +24,8 @@ public:
     status copy(address to, address from, std::size_t bytes) noexcept {
         group work;
         while (bytes > 0) {
-            const std::size_t part = std::min({bytes, until_granule_end(to), until_granule_end(from)});
+            const std::size_t part =
+                std::min({bytes, until_granule_end(to), until_granule_end(from)});
             if (work.count == group_size) {
                 if (status outcome = finish(work); !outcome) {
                     return outcome;
@@ -97,7 +98,8 @@ private:
             drop(target);
             return got;
         }
-        const std::size_t offset = target.at - (target.on != nullptr ? target.on->backing.standing : 0);
+        const std::size_t offset =
+            target.at - (target.on != nullptr ? target.on->backing.standing : 0);
         group::entry& one = add_entry(work, target, source, part);
         one.held[0] = target.held;
         one.held[1] = source.held;
@@ -108,7 +110,8 @@ private:
         }
         return {};
     }
-    group::entry& add_entry(group& work, const side& target, const side& source, std::size_t part) noexcept {
+    group::entry& add_entry(group& work, const side& target, const side& source,
+                            std::size_t part) noexcept {
         group::entry& one = work.entries[work.count++];
         one = {};
         one.part = {{target.at, part}, {source.at, part}};
@@ -125,7 +128,8 @@ private:
             one.carrier = &space_.at_slot(source.on->slot);
             one.is_in = false;
         } else {
-            one.carrier = target.on != nullptr || source.on != nullptr ? space_.host_carrier() : nullptr;
+            one.carrier =
+                target.on != nullptr || source.on != nullptr ? space_.host_carrier() : nullptr;
         }
         if (source.on != nullptr) {
             space_.at_slot(source.on->slot).bytes_out.add(one.part.to.bytes);
@@ -158,8 +162,9 @@ private:
                 }
             });
             if (!is_unified) {
-                return space_.find(at) == nullptr ? status{}
-                                                  : fail(errc::not_mapped, "unmapped during the copy");
+                return space_.find(at) == nullptr
+                           ? status{}
+                           : fail(errc::not_mapped, "unmapped during the copy");
             }
             if (first_touched == nullptr) {
                 return outcome;
@@ -261,8 +266,9 @@ private:
             }
             node& carrier = *first.carrier;
             const queue_id queue = carrier.queues[first.is_in ? node::urgent_in : node::urgent_out];
-            result<ticket> point = first.is_fill ? carrier.driver.zero(queue, {fills.data(), count})
-                                                 : carrier.driver.memcpy(queue, {pieces.data(), count});
+            result<ticket> point = first.is_fill
+                                       ? carrier.driver.zero(queue, {fills.data(), count})
+                                       : carrier.driver.memcpy(queue, {pieces.data(), count});
             if (point) {
                 at[point_count] = &carrier;
                 points[point_count++] = *point;
@@ -289,7 +295,8 @@ private:
             std::memset(to_pointer(one.part.to.begin), 0, one.part.to.bytes);
             return;
         }
-        std::memcpy(to_pointer(one.part.to.begin), to_pointer(one.part.from.begin), one.part.to.bytes);
+        std::memcpy(to_pointer(one.part.to.begin), to_pointer(one.part.from.begin),
+                    one.part.to.bytes);
     }
 
     address_space& space_;
