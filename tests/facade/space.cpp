@@ -217,19 +217,66 @@ TEST_CASE("space: a copy in queue order comes after the kernel before it") {
     CHECK(r.read_on_device(data) == 7);
 }
 
-TEST_CASE("space: a copy in queue order whose pages are gone by then is counted") {
+TEST_CASE("space: an unmap waits for a copy in queue order") {
     rig r;
     auto* data = r.map(2_MiB);
     auto* other = r.map(2_MiB);
     data[0] = 1;
     auto kernel = r.start_kernel<std::uint64_t>(other, 1);
-    auto point = r.of().copy(r.line(), data, other, 2_MiB);
+    auto point = r.of().copy(r.line(), other, data, 2_MiB);
     REQUIRE(point);
-    REQUIRE(r.of().unmap(data));
+    std::atomic<bool> is_gone{false};
+    std::thread remover{[&] {
+        CHECK(r.of().unmap(data));
+        is_gone = true;
+    }};
+    nap(20);
+    CHECK(!is_gone);
+    REQUIRE(r.finish(kernel));
+    remover.join();
+    REQUIRE(r.line().wait(*point));
+    CHECK(other[0] == 1);
+    CHECK(r.of().copy_failures() == 0);
+}
+
+TEST_CASE("space: a copy in queue order whose plain memory is gone by then is counted") {
+    rig r;
+    auto* other = r.map(2_MiB);
+    void* plain = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(plain != MAP_FAILED);
+    auto kernel = r.start_kernel<std::uint64_t>(other, 1);
+    auto point = r.of().copy(r.line(), plain, other, 4096);
+    REQUIRE(point);
+    ::munmap(plain, 4096);
     REQUIRE(r.finish(kernel));
     static_cast<void>(r.line().wait(*point));
     CHECK(r.of().copy_failures() == 1);
     CHECK(r.of().is_valid());
+}
+
+TEST_CASE("space: a device with faults waits for pages that one without is using") {
+    rig r{{device_of(32_MiB), device_of(32_MiB, false)}};
+    auto* data = r.map(2_MiB);
+    data[7] = 41;
+    auto end = std::make_shared<signal_flag>();
+    const device_view<std::uint64_t> view{data, 8};
+    auto held = launch(r.line(1), {reads(data, 64)}, [&](soft::stream& s) {
+        return s.run([view, end] {
+            end->await();
+            CHECK(view.load(7) == 41);
+        });
+    });
+    REQUIRE(held);
+    CHECK(r.of().residency_of(data).value() == r.device(1));
+    auto writer = launch(r.line(0), {writes(data, 64)},
+                         [&](soft::stream& s) { return s.run([view] { view.store(7, 42); }); });
+    REQUIRE(writer);
+    nap(20);
+    CHECK(!r.line(0).is_done(*writer));
+    end->set();
+    REQUIRE(r.line(1).wait(*held));
+    REQUIRE(r.line(0).wait(*writer));
+    CHECK(data[7] == 42);
 }
 
 TEST_CASE("space: system calls on memory that was made resident") {
