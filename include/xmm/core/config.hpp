@@ -28,6 +28,14 @@
 #define XMM_HOST_DEVICE
 #endif
 
+// Whether a device compiler is making device code of what it reads now. A macro, since names of the host's
+// variables may not even be parsed there.
+#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+#define XMM_IN_DEVICE_CODE 1
+#else
+#define XMM_IN_DEVICE_CODE 0
+#endif
+
 namespace xmm {
 
 inline constexpr int check_level = XMM_CHECKS;

@@ -106,12 +106,6 @@ using default_access = plain_access;
 using default_access = ported_access;
 #endif
 
-#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
-inline constexpr bool in_device_code = true;
-#else
-inline constexpr bool in_device_code = false;
-#endif
-
 }  // namespace detail
 
 template <class T>
@@ -154,22 +148,22 @@ public:
     }
 
     [[nodiscard]] XMM_HOST_DEVICE value_type load(std::size_t i) const {
-        if constexpr (!detail::in_device_code) {
-            if (device_port* port = detail::current_port; port != nullptr) [[unlikely]] {
-                return load_ported(*port, data_ + i);
-            }
+#if !XMM_IN_DEVICE_CODE
+        if (device_port* port = detail::current_port; port != nullptr) [[unlikely]] {
+            return load_ported(*port, data_ + i);
         }
+#endif
         return data_[i];
     }
 
     XMM_HOST_DEVICE void store(std::size_t i, const value_type& value) const
         requires(!std::is_const_v<T>)
     {
-        if constexpr (!detail::in_device_code) {
-            if (device_port* port = detail::current_port; port != nullptr) [[unlikely]] {
-                return store_ported(*port, data_ + i, value);
-            }
+#if !XMM_IN_DEVICE_CODE
+        if (device_port* port = detail::current_port; port != nullptr) [[unlikely]] {
+            return store_ported(*port, data_ + i, value);
         }
+#endif
         data_[i] = value;
     }
 
@@ -226,7 +220,7 @@ public:
     XMM_HOST_DEVICE value_type fetch_add(std::size_t i, value_type value) const
         requires(!std::is_const_v<T> && (std::is_integral_v<T> || std::is_floating_point_v<T>))
     {
-#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
+#if XMM_IN_DEVICE_CODE
         return atomicAdd(data_ + i, value);
 #else
         device_port* port = detail::current_port;
