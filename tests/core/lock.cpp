@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/core/lock.hpp>
 
+#include <mutex>
 #include <string>
 #include <thread>
+#include <type_traits>
 
 #include <doctest/doctest.h>
 
@@ -113,5 +115,44 @@ TEST_CASE("lock: each thread has an order of its own") {
     const bool is_free_again = tree.try_lock();
     CHECK(is_free_again);
     tree.unlock();
+}
+
+TEST_CASE("lock: guards of two check levels in one program do not meet") {
+    // In a unit without checks an object has locks of this type; the units share its functions' names.
+    using unchecked = ranked_mutex<lock_rank::page, 0>;
+    using checked = ranked_mutex<lock_rank::page, 1>;
+    static_assert(!std::is_same_v<unchecked, checked> && sizeof(unchecked) == sizeof(checked));
+    const auto how = test::in_child([] {
+        unchecked plain;
+        checked page[2];
+        std::lock_guard first{page[1]};
+        std::lock_guard unseen{plain};
+        std::lock_guard again{page[0]};
+    });
+    CHECK(how.signal == SIGABRT);
+    const auto counted = test::in_child([] {
+        unchecked plain;
+        ranked_mutex<lock_rank::tree, 1> tree;
+        std::lock_guard unseen{plain};
+        std::lock_guard guard{tree};  // upwards, but only checked locks count
+    });
+    CHECK(!counted.is_crash());
+}
+
+TEST_CASE("lock: more locks than can be checked, and a stranger's unlock, abort") {
+    const auto many = test::in_child([] {
+        static ranked_mutex<lock_rank::page> page[65];
+        for (auto& one : page) {
+            one.lock();
+        }
+    });
+    CHECK(many.signal == SIGABRT);
+    CHECK(many.says("more locks than can be checked"));
+    const auto stranger = test::in_child([] {
+        ranked_mutex<lock_rank::page> page;
+        std::thread{[&] { page.lock(); }}.join();
+        page.unlock();
+    });
+    CHECK(stranger.signal == SIGABRT);
 }
 #endif

@@ -2,7 +2,7 @@
 // config.hpp - version, check levels, assertions.
 //
 // Model    XMM_CHECKS is 0 (off), 1 (fast: assertions and lock ranks) or 2 (full: also invariants at
-//          the exits of public functions). It changes no layout, so units may differ.
+//          the exits of public functions). It changes no layout, but functions: one level a program.
 // Failure  A failed assertion prints the reason and the place, then aborts.
 #pragma once
 

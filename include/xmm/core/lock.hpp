@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 
 #include <xmm/core/config.hpp>
@@ -14,8 +15,8 @@
 namespace xmm {
 
 enum class lock_rank : std::uint8_t {
-    // guards: the blocks of one extent heap
-    // may: reserve addresses, take frames          may not: call user code
+    // guards: the blocks of one extent heap, or of one size of a pool
+    // may: reserve addresses, take frames, ask a queue  may not: call user code or the upstream
     extent_heap,
     // guards: attach and detach of nodes, the list of regions of one space
     // may: reserve addresses, create records       may not: wait for a transfer
@@ -23,8 +24,8 @@ enum class lock_rank : std::uint8_t {
     // guards: hints of one region
     // may: look at pages                           may not: wait, allocate frames
     region,
-    // guards: launches against flips: a launch marks its pages, a flip checks that none is marked
-    // may: enter and clear mappings                may not: copy, wait for a transfer
+    // guards: the list of launches in flight (that a flip sees their marks is the page lock's work)
+    // may: ask the driver whether a point is reached  may not: wait for it, take a page lock
     gate,
     // guards: growth of the radix tree
     // may: map a table                             may not: take any page lock
@@ -44,7 +45,8 @@ enum class lock_rank : std::uint8_t {
     // guards: one node's budget
     // may: compute                                 may not: wait
     ledger,
-    // guards: a counter, a slab's free list: whatever calls nothing
+    // guards: a counter, a free list, the records of one resource
+    // may: compute, call malloc or stdio           may not: take any other lock of ours
     leaf,
 };
 
@@ -69,8 +71,9 @@ struct held_locks {
 
     void check(const void* lock, lock_rank rank) const noexcept {
         for (unsigned i = 0; i < count; ++i) {
-            const bool is_below =
-                entries[i].rank < rank || (entries[i].rank == rank && entries[i].lock < lock);
+            // std::less: the plain operator orders only pointers into one object.
+            const bool is_below = entries[i].rank < rank ||
+                                  (entries[i].rank == rank && std::less<>{}(entries[i].lock, lock));
             if (!is_below) {
                 std::fprintf(stderr, "xmm: lock order: %s acquired while %s is held\n",
                              name_of(rank), name_of(entries[i].rank));
@@ -79,21 +82,23 @@ struct held_locks {
         }
     }
     void push(const void* lock, lock_rank rank) noexcept {
-        if (count < capacity) {
-            entries[count] = {lock, rank};
+        if (count == capacity) {
+            assertion_failed("a thread holds more locks than can be checked", __FILE__, __LINE__);
         }
-        ++count;
+        entries[count++] = {lock, rank};
     }
     void pop(const void* lock) noexcept {
-        for (unsigned i = count < capacity ? count : capacity; i-- > 0;) {
+        for (unsigned i = count; i-- > 0;) {
             if (entries[i].lock == lock) {
-                for (unsigned j = i + 1; j < count && j < capacity; ++j) {
+                for (unsigned j = i + 1; j < count; ++j) {
                     entries[j - 1] = entries[j];
                 }
-                break;
+                --count;
+                return;
             }
         }
-        --count;
+        assertion_failed("a lock was released by a thread that does not hold it", __FILE__,
+                         __LINE__);
     }
 };
 
@@ -104,14 +109,16 @@ inline held_locks& locks_of_this_thread() noexcept {
 
 }  // namespace detail
 
-// A mutex that knows its place in the order. Lockable, so std's guards work on it.
-template <lock_rank Rank>
+// A mutex that knows its place in the order. Lockable, so std's guards work on it. The check level is part
+// of the type: where units of two levels meet in one program, a guard's lock and unlock are of one level.
+template <lock_rank Rank, int CheckLevel = check_level>
 class ranked_mutex {
 public:
     static constexpr lock_rank rank = Rank;
+    static constexpr bool is_checked = CheckLevel >= 1;
 
     void lock() noexcept {
-        if constexpr (checks_fast) {
+        if constexpr (is_checked) {
             detail::locks_of_this_thread().check(this, Rank);
         }
         mutex_.lock();
@@ -125,7 +132,7 @@ public:
         return true;
     }
     void unlock() noexcept {
-        if constexpr (checks_fast) {
+        if constexpr (is_checked) {
             detail::locks_of_this_thread().pop(this);
         }
         mutex_.unlock();
@@ -133,7 +140,7 @@ public:
 
 private:
     void note_acquired() noexcept {
-        if constexpr (checks_fast) {
+        if constexpr (is_checked) {
             detail::locks_of_this_thread().push(this, Rank);
         }
     }
