@@ -51,6 +51,17 @@ public:
         }
         return element;
     }
+    // The element nearest to the back that fits; nullptr if none does.
+    template <class Fits>
+    [[nodiscard]] T* find_last(Fits&& fits) {
+        for (list_link* at = ends_.before; at != &ends_; at = at->before) {
+            if (T* element = owner(at); fits(*element)) {
+                return element;
+            }
+        }
+        return nullptr;
+    }
+    // fn may remove the element that it is given.
     template <class Fn>
     void for_each(Fn&& fn) {
         for (list_link* at = ends_.after; at != &ends_;) {

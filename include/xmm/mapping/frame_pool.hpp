@@ -76,13 +76,8 @@ public:
 
 private:
     frame_record* find_locked(std::size_t bytes) noexcept {
-        frame_record* found = nullptr;
-        free_.for_each([&](frame_record& one) {
-            if (one.backing.bytes == bytes) {
-                found = &one;  // the last one: freed latest, its contents nearest to the caches
-            }
-        });
-        return found;
+        // The last one: freed latest, its contents nearest to the caches.
+        return free_.find_last([&](const frame_record& one) { return one.backing.bytes == bytes; });
     }
     result<frame_record*> create_locked(std::size_t bytes) noexcept {
         frame_record* record = records_.make();

@@ -2,8 +2,9 @@
 // ledger.hpp - how much of a node's memory xmm may hold, and how much it holds.
 //
 // Model    One ledger per node and process, whatever number of spaces and heaps draw from the node.
-//          limit = min(budget, capacity - headroom); both may change at any time. used counts every byte
-//          of frames created and not dropped, cached ones too.
+//          limit = min(budget, capacity), in bytes; the budget may change at any time, and `used` be above
+//          the limit until frames are given back. `used` counts every byte of frames created and not
+//          dropped, cached ones too.
 // Threads  Any; lock-free.
 // Failure  try_reserve answers false and changes nothing.
 #pragma once

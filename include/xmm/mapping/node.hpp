@@ -40,7 +40,9 @@ struct node {
     struct counter {
         std::atomic<std::uint64_t> value{0};
         void add(std::uint64_t more) noexcept { value.fetch_add(more, std::memory_order_relaxed); }
-        std::uint64_t get() const noexcept { return value.load(std::memory_order_relaxed); }
+        [[nodiscard]] std::uint64_t get() const noexcept {
+            return value.load(std::memory_order_relaxed);
+        }
     };
     // Directions are seen from the device.
     enum queue_use : unsigned { urgent_in, urgent_out, quiet_in, quiet_out, queue_count };
@@ -68,10 +70,17 @@ struct node {
     [[nodiscard]] unsigned accessor() const noexcept { return is_host ? cpu_accessor : slot; }
 
     [[nodiscard]] node_counters counters() const noexcept {
-        return {faults.get(),          faults_coalesced.get(), first_touches.get(),
-                bytes_in.get(),        bytes_out.get(),        bytes_zeroed.get(),
-                mapped_in_place.get(), prefetched_bytes.get(), reclaimed_bytes.get(),
-                copies_dropped.get(),  moves_given_up.get()};
+        return {.faults = faults.get(),
+                .faults_coalesced = faults_coalesced.get(),
+                .first_touches = first_touches.get(),
+                .bytes_in = bytes_in.get(),
+                .bytes_out = bytes_out.get(),
+                .bytes_zeroed = bytes_zeroed.get(),
+                .mapped_in_place = mapped_in_place.get(),
+                .prefetched_bytes = prefetched_bytes.get(),
+                .reclaimed_bytes = reclaimed_bytes.get(),
+                .copies_dropped = copies_dropped.get(),
+                .moves_given_up = moves_given_up.get()};
     }
 };
 
