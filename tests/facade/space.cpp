@@ -345,8 +345,51 @@ TEST_CASE("space: granules as seen from outside") {
     CHECK(seen[2].state == residency::untouched);
     CHECK(seen[2].home == no_node);
     CHECK(seen[2].copies == 0);
-    CHECK(std::string{seen[2].region} == "looked at");
+    CHECK(std::string{seen[2].region.data()} == "looked at");
     REQUIRE(r.of().advise(r.host(), data, 1, advice::unpin));
+}
+
+TEST_CASE("space: who looks at granules may map and unmap meanwhile") {
+    rig r;
+    void* first = r.map(4_MiB, {.granule_bytes = 2_MiB});
+    unsigned seen = 0;
+    void* added = nullptr;
+    r.of().for_each_granule([&](const granule_view& one) {
+        if (seen++ == 0) {
+            CHECK(one.va.begin == to_address(first));
+            added = r.of().map(2_MiB).value();
+            CHECK(r.of().unmap(first).is_ok());
+        }
+    });
+    CHECK(seen >= 1);
+    CHECK(r.of().contains(added));
+    CHECK(!r.of().contains(first));
+}
+
+TEST_CASE("space: of several attaches of one driver at once, one is made") {
+    std::unique_ptr<soft::driver> late;  // outlives the space
+    rig r;
+    const node_id id = register_device_node("late");
+    const node_id host = r.host();
+    const soft::device_options card = device_of(16_MiB);
+    soft::driver_options options;
+    options.queue_salt = registry::next_number(number_kind::backend);
+    late = std::make_unique<soft::driver>(std::span{&card, 1}, std::span{&id, 1},
+                                          std::span{&host, 1}, options);
+    std::atomic<int> made{0};
+    std::atomic<int> refused{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+        threads.emplace_back([&] {
+            const status outcome = r.of().attach(*late);
+            (outcome ? made : refused) += outcome || outcome.code == errc::busy ? 1 : 0;
+        });
+    }
+    for (auto& one : threads) {
+        one.join();
+    }
+    CHECK(made == 1);
+    CHECK(refused == 3);
 }
 
 TEST_CASE("space: nodes, usage and policies") {

@@ -5,14 +5,16 @@
 //          2 MiB move between nodes; granules of one or more pages move as one. The handle is moved, not
 //          copied; queues and resources made from it must go before it.
 // Threads  Any, except where a destructor runs.
-// Failure  Every call validates what it is given and answers a status or result; nothing throws. On
-//          failure nothing has changed, unless the call says so.
+// Failure  Every call validates what it is given and answers a status or result; only those that return a
+//          std::vector throw, std::bad_alloc. On failure nothing has changed, unless the call says so.
+//          A moved-from space may only be destroyed.
 // See      api.hpp: the same on the default space, under the names of GMEM.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <vector>
 
@@ -59,7 +61,7 @@ struct granule_view {
     bool is_pinned = false;
     bool is_used = false;  // named by launches that are not known to be finished
     bool is_moving = false;
-    const char* region = "";  // its region's name
+    std::array<char, 32> region{};  // its region's name, NUL-terminated
 };
 
 // Work of xmm's own that goes on after a call returned.
@@ -135,6 +137,7 @@ public:
         if (status alive = state_->check_alive(); !alive) {
             return alive;
         }
+        std::lock_guard guard{state_->attach_order};
         return state_->engine.attach_devices(backend_ref{driver});
     }
 
@@ -180,7 +183,7 @@ public:
         return state_->core.find(to_address(pointer)) != nullptr;
     }
     // The node that has the data of that address; no_node if it was never touched.
-    [[nodiscard]] result<node_id> residency_of(const void* pointer) noexcept {
+    [[nodiscard]] result<node_id> residency_of(const void* pointer) const noexcept {
         if (status alive = state_->check_alive(); !alive) {
             return alive;
         }
@@ -262,6 +265,7 @@ public:
         }
         return state_->engine.hints.make_resident(*to, *range);
     }
+    // Brings the range to some host and holds it there while what it returns lives.
     [[nodiscard]] result<host_access> access_on_host(void* pointer, std::size_t bytes) noexcept {
         result<va_range> range = state_->check_range(pointer, bytes);
         if (!range) {
@@ -276,6 +280,7 @@ public:
 
     // ---- nodes
 
+    // These three throw std::bad_alloc. Hosts come first, then devices in the order of attaching.
     [[nodiscard]] std::vector<node_id> nodes() const {
         return list_nodes(0, state_->core.node_count());
     }
@@ -285,7 +290,8 @@ public:
     [[nodiscard]] std::vector<node_id> devices() const {
         return list_nodes(state_->core.host_count(), state_->core.node_count());
     }
-    [[nodiscard]] result<node_description> describe(node_id id) noexcept {
+    // What the driver says of a node: name, sizes, link, abilities.
+    [[nodiscard]] result<node_description> describe(node_id id) const noexcept {
         result<xmm::node*> found = state_->check_node(id);
         return found ? result<node_description>{(*found)->about}
                      : result<node_description>{found.error()};
@@ -302,11 +308,12 @@ public:
                    ? status{}
                    : fail(errc::busy, "pages that cannot move keep the node above its budget");
     }
-    [[nodiscard]] result<node_usage> usage(node_id id) noexcept {
+    // In bytes, now; the figures are read one after another.
+    [[nodiscard]] result<node_usage> usage(node_id id) const noexcept {
         result<xmm::node*> found = state_->check_node(id);
         return found ? result<node_usage>{usage_of(**found)} : result<node_usage>{found.error()};
     }
-    [[nodiscard]] space_statistics statistics() noexcept {
+    [[nodiscard]] space_statistics statistics() const noexcept {
         space_statistics all;
         for (; all.count < state_->core.node_count(); ++all.count) {
             xmm::node& one = state_->core.at_slot(all.count);
@@ -314,6 +321,7 @@ public:
         }
         return all;
     }
+    // A queue of a device: invalid_argument on a host. The space outlives it.
     [[nodiscard]] result<queue> make_queue(
         node_id id, queue_priority priority = queue_priority::normal) noexcept {
         result<xmm::node*> found = state_->check_node(id);
@@ -350,11 +358,12 @@ public:
     [[nodiscard]] const char* policy_name() const noexcept {
         return state_->engine.faults.current_policy().name();
     }
-    // fn(const granule_view&) for every granule, region by region; each is exact, all together are not.
+    // fn(const granule_view&) for every granule, in the order of addresses; each is exact, all together are
+    // not. No lock is held: fn may call the space, and regions that it maps may be missed.
     template <class Fn>
-    void for_each_granule(Fn&& fn) noexcept;
+    void for_each_granule(Fn&& fn) const noexcept;
     // All records are consistent. Slow: for tests and debugging.
-    [[nodiscard]] bool is_valid() noexcept { return state_->core.is_valid(); }
+    [[nodiscard]] bool is_valid() const noexcept { return state_->core.is_valid(); }
 
     [[nodiscard]] space_state& state() noexcept { return *state_; }
 
@@ -453,11 +462,16 @@ private:
 };
 
 template <class Fn>
-void space::for_each_granule(Fn&& fn) noexcept {
+void space::for_each_granule(Fn&& fn) const noexcept {
     address_space& core = state_->core;
-    core.for_each_region([&](region& one) {
+    for (address from = 0;;) {
+        const region_glance one = core.next_region(from);
+        if (one.va.is_empty()) {
+            return;
+        }
+        from = one.va.end();
         for (address at = one.va.begin; at < one.va.end();) {
-            granule_view view{.va = one.granule_at(at), .region = one.name.data()};
+            granule_view view{.va = one.granule_at(at), .region = one.name};
             core.with_granule(at, [&](granule& page) {
                 view.state = page.current();
                 view.home = page.home == no_slot ? no_node : core.at_slot(page.home).id;
@@ -471,7 +485,7 @@ void space::for_each_granule(Fn&& fn) noexcept {
             fn(static_cast<const granule_view&>(view));
             at = view.va.end();
         }
-    });
+    }
 }
 
 namespace detail {

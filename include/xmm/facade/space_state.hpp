@@ -19,9 +19,10 @@ class space_state {
 public:
     explicit space_state(policy_ref first) noexcept : engine{core, first} {}
     ~space_state() {
-        for (region* left = first_region(); left != nullptr; left = first_region()) {
-            if (core.claim_for_unmap(left->va.begin) == nullptr ||
-                !engine.releases.release(*left)) {
+        for (va_range left = core.next_region(0).va; !left.is_empty();
+             left = core.next_region(0).va) {
+            region* leaving = core.claim_for_unmap(left.begin);
+            if (leaving == nullptr || !engine.releases.release(*leaving)) {
                 detail::assertion_failed("a region cannot be released with its space", __FILE__,
                                          __LINE__);
             }
@@ -96,15 +97,9 @@ public:
     address_space core;
     placement_engine engine;
     std::atomic<std::uint64_t> copy_failures{0};  // of copies in queue order
-    std::mutex
-        launch_order;  // taken by launches on devices without faults, before all ranked locks
-
-private:
-    region* first_region() noexcept {
-        region* found = nullptr;
-        core.for_each_region([&](region& one) { found = found == nullptr ? &one : found; });
-        return found;
-    }
+    // Both come before all ranked locks, and are held while those are taken.
+    std::mutex launch_order;  // launches on devices without faults
+    std::mutex attach_order;  // attaching devices, of which the engine takes one call at a time
 };
 
 }  // namespace xmm

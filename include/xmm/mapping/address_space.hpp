@@ -13,6 +13,7 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <mutex>
 #include <span>
 
 #include <xmm/concepts/backend_table.hpp>
@@ -48,11 +49,19 @@ public:
 
     // Hosts come first, and the first backend that makes host frames serves them all.
     [[nodiscard]] status attach_host(backend_ref driver, node_id id) noexcept {
-        XMM_ASSERT(node_count() == host_count_, "hosts are attached before devices");
-        return attach_node(driver, id, true);
+        std::lock_guard guard{lock_};
+        const unsigned slot = node_count();
+        XMM_ASSERT(slot == host_count_, "hosts are attached before devices");
+        status outcome = prepare_node_locked(driver, id, true, slot);
+        if (outcome) {
+            ++host_count_;
+            publish_nodes_locked(slot + 1);
+        }
+        return outcome;
     }
 
-    // All devices of one driver. Its view of the regions that exist already is asked for first.
+    // All devices of one driver, or none: they are seen once all are ready. Its view of the regions that exist
+    // already is asked for first.
     [[nodiscard]] status attach_devices(backend_ref driver) noexcept {
         std::lock_guard guard{lock_};
         if (backend_count_ == max_backends) {
@@ -72,21 +81,20 @@ public:
                 }
             }
         });
-        const unsigned before = node_count();
+        unsigned made = node_count();
         if (outcome) {
             for (node_id id : driver.nodes()) {
-                outcome = attach_node(driver, id, false);
+                outcome = prepare_node_locked(driver, id, false, made);
                 if (!outcome) {
                     break;
                 }
+                ++made;
             }
         }
         if (!outcome) {
-            for (unsigned slot = before; slot < node_count(); ++slot) {
+            for (unsigned slot = node_count(); slot < made; ++slot) {
                 destroy_queues(nodes_[slot]);
             }
-            // release: pairs with the acquire in node_count; nobody uses a node of a half-made attach.
-            node_count_.store(before, std::memory_order_release);
             regions_.for_each([&](region& one) {
                 if (claimed > 0) {
                     --claimed;
@@ -96,6 +104,7 @@ public:
             return outcome;
         }
         backends_[backend_count_++] = driver;
+        publish_nodes_locked(made);
         return {};
     }
 
@@ -104,7 +113,7 @@ public:
         return is_attached_locked(driver);
     }
     [[nodiscard]] unsigned node_count() const noexcept {
-        // acquire: pairs with the release in attach_node; a node is complete before it is counted.
+        // acquire: pairs with the release in publish_nodes_locked; a node is complete before it is counted.
         return node_count_.load(std::memory_order_acquire);
     }
     [[nodiscard]] unsigned host_count() const noexcept { return host_count_; }
@@ -197,7 +206,7 @@ public:
             one.is_fixed = wanted.fixed != no_node;
         });
         if (!outcome) {
-            release_locked(made->va, backend_count_);
+            release_locked(made->va);
             map_.drop_region(*made);
             return outcome;
         }
@@ -210,7 +219,7 @@ public:
         std::lock_guard guard{lock_};
         regions_.remove(one);
         map_.remove(one.va);
-        release_locked(one.va, backend_count_);
+        release_locked(one.va);
         map_.drop_region(one);
     }
 
@@ -231,10 +240,17 @@ public:
     void give_up_unmap(region& one) noexcept {
         with(lock_, [&] { one.is_leaving = false; });
     }
-    template <class Fn>
-    void for_each_region(Fn&& fn) noexcept {
+    // The region that begins first at or above an address, as it was at that moment; empty if there is none.
+    // So one walks over the regions with no lock held between them; those mapped meanwhile may be missed.
+    [[nodiscard]] region_glance next_region(address from) noexcept {
+        region_glance first;
         std::lock_guard guard{lock_};
-        regions_.for_each(fn);
+        regions_.for_each([&](const region& one) {
+            if (one.va.begin >= from && (first.va.is_empty() || one.va.begin < first.va.begin)) {
+                first = {one.va, one.granule_bytes, one.name};
+            }
+        });
+        return first;
     }
 
     // ---- pages
@@ -340,14 +356,15 @@ private:
         }
         return found;
     }
-    void release_locked(va_range range, unsigned claims) noexcept {
-        for (unsigned i = claims; i-- > 0;) {
+    void release_locked(va_range range) noexcept {
+        for (unsigned i = backend_count_; i-- > 0;) {
             backends_[i].va_release(range);
         }
     }
 
-    status attach_node(backend_ref driver, node_id id, bool is_host) noexcept {
-        const unsigned slot = node_count_.load(std::memory_order_relaxed);  // relaxed: one writer
+    // Fills a slot that nobody sees yet.
+    status prepare_node_locked(backend_ref driver, node_id id, bool is_host,
+                               unsigned slot) noexcept {
         if (slot == max_slots) {
             return fail(errc::no_memory, "too many nodes in one space");
         }
@@ -379,10 +396,11 @@ private:
         // Free host frames are kept for the next demotion, but only a few: the system wants them, too.
         added.pool.open(driver, id, added.slot, is_host, *added.book,
                         is_host ? kept_host_bytes : SIZE_MAX);
-        host_count_ += is_host ? 1 : 0;
-        // release: pairs with the acquire in node_count.
-        node_count_.store(slot + 1, std::memory_order_release);
         return {};
+    }
+    void publish_nodes_locked(unsigned count) noexcept {
+        // release: pairs with the acquire in node_count.
+        node_count_.store(count, std::memory_order_release);
     }
 
     static void destroy_queues(node& one) noexcept {

@@ -13,14 +13,20 @@ namespace xmm {
 
 // How a region is wanted.
 struct map_options {
-    std::size_t granule_bytes =
-        0;  // what moves at once: a power of two of pages; 0: the space's choice
+    std::size_t granule_bytes = 0;       // what moves at once, 2 to 512 MiB; 0: the space's choice
     std::size_t alignment = page_bytes;  // of the address: a power of two
     node_id preferred = no_node;         // where first touch puts pages, whoever touches them
     node_id fixed = no_node;  // they live there and never move: device-only or page-locked memory
     bool is_read_mostly = false;
     const char* name = "";  // shown in reports; copied, 31 characters
 };
+
+[[nodiscard]] constexpr va_range granule_of(va_range region, std::size_t granule_bytes,
+                                            address at) noexcept {
+    const address begin = region.begin + align_down(at - region.begin, granule_bytes);
+    const std::size_t left = region.end() - begin;
+    return {begin, left < granule_bytes ? left : granule_bytes};
+}
 
 struct region {
     // (C) constant while mapped  (S) address_space lock
@@ -33,9 +39,18 @@ struct region {
 
     // The granule around an address; the last one is the region's tail and may be shorter.
     [[nodiscard]] va_range granule_at(address at) const noexcept {
-        const address begin = va.begin + align_down(at - va.begin, granule_bytes);
-        const std::size_t left = va.end() - begin;
-        return {begin, left < granule_bytes ? left : granule_bytes};
+        return granule_of(va, granule_bytes, at);
+    }
+};
+
+// What a region was when somebody looked.
+struct region_glance {
+    va_range va;
+    std::size_t granule_bytes = 0;
+    std::array<char, 32> name{};  // NUL-terminated
+
+    [[nodiscard]] va_range granule_at(address at) const noexcept {
+        return granule_of(va, granule_bytes, at);
     }
 };
 
