@@ -15,31 +15,12 @@
 
 #include <pthread.h>
 #include <sys/prctl.h>
-#include <csignal>
+
+#include <xmm/os/signal_mask.hpp>
 
 #include "device.hpp"
 
 namespace xmm::soft {
-
-// Set while threads are started, so that handlers of the program's signals never run on them. What
-// an access can raise stays open: user code in a kernel may touch unified memory by plain pointers.
-class signals_blocked {
-public:
-    signals_blocked() noexcept {
-        sigset_t all;
-        ::sigfillset(&all);
-        for (int one : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) {
-            ::sigdelset(&all, one);
-        }
-        ::pthread_sigmask(SIG_BLOCK, &all, &before_);
-    }
-    ~signals_blocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-    signals_blocked(const signals_blocked&) = delete;
-    signals_blocked& operator=(const signals_blocked&) = delete;
-
-private:
-    sigset_t before_;
-};
 
 // Sleeps shorter than the kernel's default slack of 50 us, as pacing needs.
 inline void sleep_precisely() noexcept { ::prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); }
@@ -99,7 +80,7 @@ public:
 private:
     [[nodiscard]] bool start() noexcept {
         try {
-            signals_blocked quiet;
+            const xmm::detail::signals_blocked quiet;
             for (const auto& one : device_.ports()) {
                 threads_.emplace_back([this, &through = *one] { serve(through); });
             }
@@ -145,8 +126,8 @@ private:
     }
 
     device& device_;
-    std::mutex
-        mutex_;  // not ranked: a condition variable needs the plain type; nothing is acquired under it
+    // Not ranked: a condition variable needs the plain type; nothing is acquired under it.
+    std::mutex mutex_;
     std::condition_variable work_;
     std::condition_variable over_;
     std::vector<std::thread> threads_;  // under mutex_, as is the rest

@@ -18,15 +18,11 @@
 #include <mutex>
 
 #include <xmm/concepts/backend.hpp>
+#include <xmm/os/futex.hpp>
 
 namespace xmm::soft {
 
-[[nodiscard]] inline std::uint64_t now_ns() noexcept {
-    timespec now{};
-    ::clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u +
-           static_cast<std::uint64_t>(now.tv_nsec);
-}
+[[nodiscard]] inline std::uint64_t now_ns() noexcept { return xmm::detail::monotonic_ns(); }
 
 inline void sleep_until(std::uint64_t deadline_ns) noexcept {
     timespec deadline{};

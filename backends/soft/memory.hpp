@@ -9,19 +9,20 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 
 #include <fcntl.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
-#include <cerrno>
 
 #include <xmm/core/lock.hpp>
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
+#include <xmm/os/host_memory.hpp>
 
 namespace xmm::soft {
 
@@ -130,15 +131,11 @@ private:
     // Prefers the node rather than insisting on it: a full node spills over, the process lives on.
     // For a shared file the policy belongs to the file, so CPU mappings follow it too.
     [[nodiscard]] status bind(unsigned numa) const noexcept {
-        constexpr int prefer = 1;  // MPOL_PREFERRED; numaif.h would be libnuma's
-        constexpr unsigned most = 1024;
-        unsigned long mask[most / (8 * sizeof(unsigned long))] = {};
-        if (numa >= most) {
+        xmm::detail::node_mask mask;
+        if (!mask.add(numa)) {
             return fail(errc::unsupported, "a NUMA node beyond 1023");
         }
-        mask[numa / (8 * sizeof(unsigned long))] = 1ul << (numa % (8 * sizeof(unsigned long)));
-        if (::syscall(SYS_mbind, standing_.begin, standing_.bytes, prefer, mask, most + 1, 0) !=
-            0) {
+        if (!mask.apply(standing_, MPOL_PREFERRED)) {
             return fail(errc::unsupported,
                         "the kernel refuses mbind: host memory lies where it likes", errno);
         }

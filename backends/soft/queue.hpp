@@ -106,7 +106,7 @@ public:
         is_closing_ = false;
         lost_from_.store(never, std::memory_order_relaxed);  // the new worker starts after
         try {
-            signals_blocked quiet;
+            const xmm::detail::signals_blocked quiet;
             worker_ = std::thread{[this] { work(); }};
         } catch (const std::exception&) {
             return fail(errc::no_memory, "no thread for a queue", EAGAIN);

@@ -41,6 +41,7 @@
 #include <xmm/os/host_memory.hpp>
 #include <xmm/os/registry.hpp>
 #include <xmm/os/signal_chain.hpp>
+#include <xmm/os/signal_mask.hpp>
 #include <xmm/os/userfaultfd.hpp>
 
 namespace xmm {
@@ -218,7 +219,8 @@ inline fault_trap::answer fault_trap::serve_from_handler(address at, access want
 // --- threads ---
 
 inline bool fault_trap::is_service(::pthread_t thread) const noexcept {
-    // A thread enlists itself, so it finds itself; relaxed suffices to see what one wrote oneself.
+    // A thread enlists itself, so it finds itself. acquire: pairs with the releases in enlist_service_thread,
+    // so that of other threads' entries only whole ones are compared.
     const unsigned known = services_known_.load(std::memory_order_acquire);
     for (unsigned i = 0; i < known && i < thread_count; ++i) {
         if (services_[i].tid.load(std::memory_order_acquire) != 0 &&
@@ -322,13 +324,9 @@ inline status fault_trap::start_thread_locked(void* (*body)(void*)) noexcept {
         return fail(errc::no_memory, "no service thread");
     }
     ::pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    // A new thread inherits the mask: it serves faults and nobody's signals.
-    const sigset_t blocked = detail::asynchronous_signals();
-    sigset_t before;
-    ::pthread_sigmask(SIG_BLOCK, &blocked, &before);
+    const detail::signals_blocked quiet;  // it serves faults and nobody's signals
     pthread_t thread;
     const int error = ::pthread_create(&thread, &detached, body, this);
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     ::pthread_attr_destroy(&detached);
     return error == 0 ? status{} : fail(errc::no_memory, "no service thread", error);
 }

@@ -25,7 +25,15 @@ inline void futex_wait(futex_word& word, std::uint32_t expected) noexcept {
     ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
 }
 
-// As futex_wait, but no longer than until CLOCK_MONOTONIC shows `deadline_ns`.
+// What CLOCK_MONOTONIC shows.
+[[nodiscard]] inline std::uint64_t monotonic_ns() noexcept {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 +
+           static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+// As futex_wait, but no longer than until monotonic_ns() is `deadline_ns`.
 inline void futex_wait_until(futex_word& word, std::uint32_t expected,
                              std::uint64_t deadline_ns) noexcept {
     timespec deadline{};

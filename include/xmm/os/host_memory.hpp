@@ -50,6 +50,35 @@ namespace detail {
     return reinterpret_cast<void*>(::syscall(SYS_mmap, at, bytes, protection, flags, file, offset));
 }
 
+// The host nodes that a memory policy names, as mbind takes them. A raw system call: libnuma would be a
+// dependency for one line.
+class node_mask {
+public:
+    // By the kernel's number. False: it is beyond what a mask holds.
+    bool add(unsigned os_index) noexcept {
+        if (os_index >= most_nodes) {
+            return false;
+        }
+        words_[os_index / word_bits] |= 1UL << (os_index % word_bits);
+        is_empty_ = false;
+        return true;
+    }
+    [[nodiscard]] bool is_empty() const noexcept { return is_empty_; }
+    // Mode and flags are mbind's; the range begins at an OS page. False, with errno, if the kernel refuses.
+    bool apply(va_range range, int mode, unsigned flags = 0) const noexcept {
+        // One more than the highest bit: the kernel takes maxnode - 1 bits.
+        return ::syscall(SYS_mbind, range.begin, range.bytes, mode, words_.data(),
+                         static_cast<unsigned long>(most_nodes) + 1, flags) == 0;
+    }
+
+private:
+    static constexpr unsigned word_bits = 8 * sizeof(unsigned long);
+    static constexpr unsigned most_nodes = 1024;
+
+    std::array<unsigned long, most_nodes / word_bits> words_{};
+    bool is_empty_ = true;
+};
+
 struct errno_keeper {
     int before = errno;
     errno_keeper() = default;
@@ -106,17 +135,12 @@ inline status bind_memory(va_range range, const host_node& node,
         range.bytes % os_page != 0) {
         return fail(errc::invalid_argument, "bind_memory takes whole OS pages");
     }
-    constexpr unsigned word_bits = 8 * sizeof(unsigned long);
-    unsigned long mask[1024 / word_bits] = {};
-    if (!node.can_bind || node.os_index >= 1024) {
+    detail::node_mask mask;
+    if (!node.can_bind || !mask.add(node.os_index)) {
         return fail(errc::unsupported, "memory cannot be bound to this node");
     }
-    mask[node.os_index / word_bits] = 1UL << (node.os_index % word_bits);
     detail::errno_keeper keep;
-    // One more than the highest bit: the kernel takes maxnode - 1 bits.
-    if (::syscall(SYS_mbind, range.begin, range.bytes,
-                  how == binding::strict ? MPOL_BIND : MPOL_PREFERRED, mask, 1025UL,
-                  MPOL_MF_MOVE) == 0) {
+    if (mask.apply(range, how == binding::strict ? MPOL_BIND : MPOL_PREFERRED, MPOL_MF_MOVE)) {
         return {};
     }
     switch (errno) {

@@ -22,18 +22,9 @@
 
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
+#include <xmm/os/signal_mask.hpp>
 
 namespace xmm::detail {
-
-// All signals but those that a thread raises by what it executes.
-[[nodiscard]] inline sigset_t asynchronous_signals() noexcept {
-    sigset_t set;
-    ::sigfillset(&set);
-    for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) {
-        ::sigdelset(&set, own);
-    }
-    return set;
-}
 
 // What the access that raised the signal wanted; a write where the processor does not tell.
 [[nodiscard]] inline access wanted_by(const ucontext_t& context) noexcept {

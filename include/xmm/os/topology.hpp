@@ -294,10 +294,13 @@ public:
     [[nodiscard]] node_id add_device(std::string_view name) noexcept {
         // relaxed: the name is published by its own flag.
         const std::uint32_t index = claimed_.fetch_add(1, std::memory_order_relaxed);
-        device_name* found = index < block_count * per_block ? find_or_make(index) : nullptr;
-        if (found == nullptr) {
-            claimed_.fetch_sub(1, std::memory_order_relaxed);
+        if (index >= block_count * per_block) {
+            claimed_.fetch_sub(1, std::memory_order_relaxed);  // or it would wrap one day
             return no_node;
+        }
+        device_name* found = find_or_make(index);
+        if (found == nullptr) {
+            return no_node;  // the number is lost: given back, it might be given a second time
         }
         device_name& mine = *found;
         mine.length = name.size() < sizeof mine.text ? name.size() : sizeof mine.text - 1;

@@ -9,15 +9,13 @@
 // Failure  No memory or no address space: out_of_memory with errno. Nothing else can fail.
 #pragma once
 
-#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <new>
 #include <span>
 
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <xmm/os/topology.hpp>
 #include <xmm/resources/memory_resource.hpp>
@@ -28,7 +26,7 @@ namespace detail {
 // The host nodes that a mapping is placed on, and how.
 class numa_policy {
 public:
-    enum class kind : int { preferred = 1, interleave = 3 };  // the kernel's numbers
+    enum class kind : int { preferred = MPOL_PREFERRED, interleave = MPOL_INTERLEAVE };
 
     explicit numa_policy(kind how) noexcept : how_{how} {}
 
@@ -39,26 +37,21 @@ public:
             return;
         }
         const host_node& host = machine.hosts()[static_cast<std::size_t>(node.value)];
-        if (host.can_bind && host.os_index < most_nodes) {
-            mask_[host.os_index / word_bits] |= 1UL << (host.os_index % word_bits);
-            is_empty_ = false;
+        if (host.can_bind) {
+            mask_.add(host.os_index);
         }
     }
-    // A raw system call: libnuma would be a dependency for one line.
+    // A kernel that refuses is obeyed.
     void apply(void* begin, std::size_t bytes) const noexcept {
-        if (!is_empty_) {
-            (void)::syscall(SYS_mbind, begin, align_up(bytes, os_page_bytes()),
-                            static_cast<int>(how_), mask_.data(), most_nodes + 1, 0);
+        if (!mask_.is_empty()) {
+            mask_.apply({to_address(begin), align_up(bytes, os_page_bytes())},
+                        static_cast<int>(how_));
         }
     }
 
 private:
-    static constexpr std::size_t word_bits = 8 * sizeof(unsigned long);
-    static constexpr std::size_t most_nodes = 1024;
-
-    std::array<unsigned long, most_nodes / word_bits> mask_{};
+    node_mask mask_;
     kind how_;
-    bool is_empty_ = true;
 };
 
 // A private mapping, aligned as asked; nullptr with errno set if there is none.
