@@ -16,6 +16,7 @@
 
 #include <xmm/concepts/backend_table.hpp>
 #include <xmm/mapping/logical_map.hpp>
+#include <xmm/os/crash_message.hpp>
 
 namespace xmm {
 
@@ -37,7 +38,9 @@ public:
     static void mark_locked(granule& one, use_grip grip = use_grip::loose) noexcept {
         // relaxed: ordered by the page lock.
         one.uses.fetch_add(1, std::memory_order_relaxed);
-        one.firm_uses.fetch_add(grip == use_grip::firm ? 1 : 0, std::memory_order_relaxed);
+        if (grip == use_grip::firm) {
+            one.firm_uses.fetch_add(1, std::memory_order_relaxed);
+        }
     }
 
     // The marks of these ranges last until the ticket is reached.
@@ -133,11 +136,12 @@ private:
     static void await_note(unsigned rounds) noexcept {
         ::usleep(rounds < 100 ? 10 : 1000);
         if (rounds == 5000) {
-            static constexpr char text[] =
-                "xmm: a launch has been in the making for seconds while a page that it names is "
-                "wanted "
-                "elsewhere; does its function touch that page on the CPU?\n";
-            static_cast<void>(!::write(2, text, sizeof text - 1));
+            detail::crash_message{}
+                .add(
+                    "xmm: a launch has been in the making for seconds while a page that it names "
+                    "is ")
+                .add("wanted elsewhere; does its function touch that page on the CPU?")
+                .write();
         }
     }
 
@@ -147,7 +151,9 @@ private:
             XMM_ASSERT(one != nullptr, "pages in use were unmapped");
             const va_range span = with(one->lock, [&] { return one->va; });
             // release: pairs with the acquire in granule::is_used; the kernel's accesses are over.
-            one->firm_uses.fetch_sub(grip == use_grip::firm ? 1 : 0, std::memory_order_release);
+            if (grip == use_grip::firm) {
+                one->firm_uses.fetch_sub(1, std::memory_order_release);
+            }
             one->uses.fetch_sub(1, std::memory_order_release);
             at = span.end();
         }

@@ -121,15 +121,14 @@ private:
                     }
                 }
                 break;
-            case advice::read_mostly: set_read_mostly_locked(page); break;
+            // Writers keep their mapping: the next move or copy takes it.
+            case advice::read_mostly: page.is_read_mostly = true; break;
             case advice::unset_read_mostly: page.is_read_mostly = false; break;
             case advice::preferred: page.preferred = to.slot; break;
             case advice::unset_preferred: page.preferred = no_slot; break;
             default: break;
         }
     }
-    // Writers keep their mapping: the next move or copy takes it.
-    static void set_read_mostly_locked(granule& page) noexcept { page.is_read_mostly = true; }
 
     status discard(va_range range) noexcept {
         space_.uses().retire_finished();  // pages of finished kernels are not in use

@@ -12,8 +12,6 @@
 
 #include <unistd.h>
 
-#include <atomic>
-
 #include <xmm/concepts/policy.hpp>
 #include <xmm/placement/reclaim.hpp>
 
@@ -275,20 +273,13 @@ private:
         }
         const status entered = moves_.enter_locked(page, state.accessor, who);
         if (entered) {
-            touch_locked(page);
+            moves_.relink_locked(page);
         }
         return {.outcome = entered};
     }
     step map_in_place_locked(granule& page, attempt& state) noexcept {
         state.from.mapped_in_place.add(1);
         return enter_locked(page, state, access::read_write);
-    }
-    void touch_locked(granule& page) noexcept {
-        for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
-            if (page.frames[slot] != nullptr) {
-                space_.at_slot(slot).active.move_to_recent(*page.frames[slot]);
-            }
-        }
     }
     static step begin_move_locked(granule& page, unsigned to, bool keeps_copy) noexcept {
         page.begin_transit_locked(false);

@@ -6,8 +6,8 @@
 //          clear the old mappings, change the record, enter the new mapping, wake who waits. An optional
 //          move that was written to meanwhile drops the copy and leaves the page where it is.
 // Threads  Any. No lock is held across a copy; page locks of a batch are taken in address order.
-// Failure  All or nothing for each granule: on failure its data, mapping and record are as before and the
-//          new frame is back in its pool.
+// Failure  All or nothing for each granule: on failure its data and record are as before and the new frame
+//          is back in its pool. Mappings may be fewer or read-only: the next access asks for them again.
 #pragma once
 
 #include <algorithm>
@@ -144,6 +144,16 @@ public:
             }
         }
         return nullptr;
+    }
+
+    // With the page lock: each of its frames goes to the recent end of its node's list, also one that a mover
+    // had popped.
+    void relink_locked(granule& one) noexcept {
+        for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
+            if (one.frames[slot] != nullptr) {
+                space_.at_slot(slot).active.move_to_recent(*one.frames[slot]);
+            }
+        }
     }
 
 private:
@@ -292,7 +302,7 @@ private:
     // flight: so a fault finds the link free soon. Once somebody waits for a page of this lane, or while
     // others have the turn, what is left goes down the urgent queue.
     void copy_quietly(lane& one) noexcept {
-        const std::size_t chunk = chunk_bytes(*one.at);
+        const std::size_t chunk = chunk_bytes(one);
         const bool has_turn = take_turn(one);
         std::array<ticket, 3> in_flight{};
         unsigned oldest = 0;
@@ -327,8 +337,11 @@ private:
             settle(one, one.at->driver.wait(point));
         }
     }
+    static bool is_in(const lane& one) noexcept {
+        return one.quiet == one.at->queues[node::quiet_in];
+    }
     static detail::futex_word& turn_of(lane& one) noexcept {
-        return one.at->quiet_turns[one.quiet == one.at->queues[node::quiet_in] ? 0 : 1];
+        return one.at->quiet_turns[is_in(one) ? 0 : 1];
     }
     // False if a page of the lane is awaited: then it does not wait for its turn.
     static bool take_turn(lane& one) noexcept {
@@ -343,19 +356,17 @@ private:
                 return true;
             }
             // Looks up now and then, since who waits for a page does not know of turns.
-            timespec now{};
-            ::clock_gettime(CLOCK_MONOTONIC, &now);
-            const auto now_ns = static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u +
-                                static_cast<std::uint64_t>(now.tv_nsec);
-            detail::futex_wait_until(turn, 1, now_ns + 200'000);
+            detail::futex_wait_until(turn, 1, detail::monotonic_ns() + 200'000);
         }
     }
     static void give_turn(lane& one) noexcept {
         turn_of(one).store(0, std::memory_order_release);
         detail::futex_wake(turn_of(one), 1);
     }
-    static std::size_t chunk_bytes(const node& device) noexcept {
-        const std::uint64_t rate = device.about.link_in_bytes_per_second;
+    static std::size_t chunk_bytes(const lane& one) noexcept {
+        const node_description& about = one.at->about;
+        const std::uint64_t rate =
+            is_in(one) ? about.link_in_bytes_per_second : about.link_out_bytes_per_second;
         constexpr std::size_t largest = std::size_t{32} << 20;
         constexpr std::size_t smallest = std::size_t{1} << 20;
         return rate == 0 ? largest : std::clamp<std::size_t>(rate / 1000, smallest, largest);
@@ -506,14 +517,6 @@ private:
             }
         }
         return {};
-    }
-    // Puts each frame back on its node's list, if a mover had popped it.
-    void relink_locked(granule& one) noexcept {
-        for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
-            if (one.frames[slot] != nullptr) {
-                space_.at_slot(slot).active.move_to_recent(*one.frames[slot]);
-            }
-        }
     }
     frame_record* unlink_locked(granule& one, unsigned slot) noexcept {
         frame_record* record = one.frames[slot];

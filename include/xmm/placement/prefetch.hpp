@@ -8,9 +8,6 @@
 // Failure  A page that is pinned, in use or on its way is left alone: a prefetch is a hint.
 #pragma once
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -18,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include <xmm/os/signal_mask.hpp>
 #include <xmm/placement/reclaim.hpp>
 
 namespace xmm {
@@ -71,8 +69,8 @@ public:
     prefetcher& operator=(const prefetcher&) = delete;
     ~prefetcher() { stop(); }
 
-    // The range is rounded outward to pages by the caller and mapped. Null when memory for the job is
-    // lacking.
+    // The range is rounded outward to pages by the caller and mapped. Null, with nothing begun, when memory
+    // for the job or a thread is lacking, or after stop().
     [[nodiscard]] std::shared_ptr<prefetch_job> start(va_range range, place to) noexcept {
         space_.uses().retire_finished();  // pages of finished kernels may move
         try {
@@ -81,10 +79,12 @@ public:
             if (is_stopping_) {
                 return nullptr;
             }
-            jobs_.push_back(job);
+            // First, so that a job that is refused is not done all the same.
+            const detail::signals_blocked quiet;  // signals belong to the program's own threads
             while (workers_.size() < worker_count) {
                 workers_.emplace_back([this] { work(); });
             }
+            jobs_.push_back(job);
             changed_.notify_all();
             return job;
         } catch (...) {
@@ -106,10 +106,6 @@ public:
 
 private:
     void work() noexcept {
-        // Signals belong to the program's own threads.
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_BLOCK, &all, nullptr);
         for (;;) {
             std::shared_ptr<prefetch_job> job;
             {
@@ -179,7 +175,7 @@ private:
         std::size_t bytes = 0;
         const bool is_mapped = space_.with_granule(job.next_, [&](granule& page) {
             after = page.va.end();
-            if (try_serve_locked(page, job.where_) || !can_bring_locked(page)) {
+            if (try_serve_locked(page, job.where_) || !frames_.can_move_locked(page)) {
                 return;
             }
             // A duplicated page has no single frame that could move: what comes is one more copy.
@@ -208,15 +204,6 @@ private:
             const bool is_shared = page.current() == residency::duplicated;
             static_cast<void>(moves_.enter_locked(page, to.accessor(),
                                                   is_shared ? access::read : access::read_write));
-        }
-        return true;
-    }
-    bool can_bring_locked(const granule& page) noexcept {
-        if (page.is_moving() || page.is_held() || page.pins > 0 || page.is_fixed) {
-            return false;
-        }
-        if (!moves_.can_lose_mappings_locked(page)) {
-            return false;
         }
         return true;
     }
