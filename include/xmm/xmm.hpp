@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// xmm.hpp - everything that users need.
+// xmm.hpp - everything that users need; resources/cuda_mr.hpp, which includes CCCL, is asked for by name.
 #pragma once
 
 #include <xmm/core/device_view.hpp>
@@ -7,6 +7,16 @@
 #include <xmm/facade/launch.hpp>
 #include <xmm/facade/resource_port.hpp>
 #include <xmm/facade/space.hpp>
+#include <xmm/resources/adaptors/aligned_resource.hpp>
+#include <xmm/resources/adaptors/binning_resource.hpp>
+#include <xmm/resources/adaptors/failure_callback_resource.hpp>
+#include <xmm/resources/adaptors/limit_resource.hpp>
+#include <xmm/resources/adaptors/logging_resource.hpp>
+#include <xmm/resources/adaptors/prefetch_resource.hpp>
+#include <xmm/resources/adaptors/statistics_resource.hpp>
+#include <xmm/resources/adaptors/thread_cache_resource.hpp>
+#include <xmm/resources/adaptors/thread_safe_resource.hpp>
+#include <xmm/resources/adaptors/tracking_resource.hpp>
 #include <xmm/resources/allocator.hpp>
 #include <xmm/resources/debug_resource.hpp>
 #include <xmm/resources/host_resource.hpp>

@@ -141,19 +141,19 @@ TEST_CASE("statistics_resource: current, peak, total; sets pushed and popped") {
     void* a = counted.allocate_sync(100);
     void* b = counted.allocate_sync(50);
     counted.deallocate_sync(a, 100);
-    CHECK(counted.statistics().bytes == counter{50, 150, 150});
-    CHECK(counted.statistics().blocks == counter{1, 2, 2});
-    CHECK(counted.push().bytes == counter{50, 150, 150});
+    CHECK(counted.statistics().bytes == usage_counter{50, 150, 150});
+    CHECK(counted.statistics().blocks == usage_counter{1, 2, 2});
+    CHECK(counted.push().bytes == usage_counter{50, 150, 150});
     CHECK(counted.statistics() == resource_statistics{});
     counted.deallocate_sync(b, 50);
-    CHECK(counted.statistics().bytes == counter{-50, 0, 0});
+    CHECK(counted.statistics().bytes == usage_counter{-50, 0, 0});
     void* c = counted.allocate_sync(180);
-    CHECK(counted.statistics().bytes == counter{130, 130, 180});
+    CHECK(counted.statistics().bytes == usage_counter{130, 130, 180});
     plain.fails = 1;
     CHECK_THROWS_AS((void)counted.allocate_sync(10), out_of_memory);
-    CHECK(counted.pop().bytes == counter{130, 130, 180});
-    CHECK(counted.statistics().bytes == counter{180, 180, 330});
-    CHECK(counted.statistics().blocks == counter{1, 2, 3});
+    CHECK(counted.pop().bytes == usage_counter{130, 130, 180});
+    CHECK(counted.statistics().bytes == usage_counter{180, 180, 330});
+    CHECK(counted.statistics().blocks == usage_counter{1, 2, 3});
     CHECK(counted.statistics().failures == 1);
     CHECK(counted.pop() == counted.statistics());  // the last set stays
     counted.deallocate_sync(c, 180);

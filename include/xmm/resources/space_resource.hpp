@@ -127,7 +127,8 @@ private:
     bool try_take(const kept_block& wanted) noexcept {
         return with(lock_, [&] {
             const auto at = std::ranges::find_if(kept_, [&](const kept_block& one) {
-                return one.pointer == wanted.pointer && one.point.value == wanted.point.value;
+                return one.pointer == wanted.pointer && one.point.queue == wanted.point.queue &&
+                       one.point.value == wanted.point.value;
             });
             const bool is_there = at != kept_.end();
             if (is_there) {
@@ -206,7 +207,8 @@ private:
         }
         return pointer;
     }
-    // One thread zeroes fresh pages at 3 GB/s where four reach 8: worth a thread from 64 MiB each.
+    // The kernel zeroes fresh pages on the thread that touches them, some GB/s each: from 64 MiB on that is
+    // many times what a thread costs to start.
     void touch(std::byte* begin, std::size_t bytes) const noexcept {
         constexpr std::size_t worth_a_thread = std::size_t{64} << 20;
         constexpr std::size_t most = 16;

@@ -12,10 +12,10 @@ namespace xmm {
 template <class Upstream>
 class prefetch_resource final : public adaptor<Upstream> {
 public:
-    // The upstream's memory belongs to the space. Throws std::invalid_argument on an unknown node.
+    // The upstream's memory belongs to the space. Throws std::invalid_argument on an empty port or an unknown node.
     prefetch_resource(Upstream& upstream, space_port space, node_id node)
         : adaptor<Upstream>{"prefetch", upstream}, space_{space}, target_{node} {
-        if (space.reach_of(node) == reach::none) {
+        if (!space || space.reach_of(node) == reach::none) {
             throw std::invalid_argument{"xmm::prefetch_resource: the space has no such node"};
         }
     }

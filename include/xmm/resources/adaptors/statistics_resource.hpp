@@ -16,7 +16,7 @@
 namespace xmm {
 
 // In a pushed set `current` is below zero when older blocks were given back since.
-struct counter {
+struct usage_counter {
     std::int64_t current = 0;
     std::int64_t peak = 0;
     std::int64_t total = 0;
@@ -28,17 +28,17 @@ struct counter {
     }
     void remove(std::int64_t amount) noexcept { current -= amount; }
     // What happened in `later` happened on top of this.
-    void append(const counter& later) noexcept {
+    void append(const usage_counter& later) noexcept {
         peak = std::max(peak, current + later.peak);
         current += later.current;
         total += later.total;
     }
-    friend bool operator==(const counter&, const counter&) = default;
+    friend bool operator==(const usage_counter&, const usage_counter&) = default;
 };
 
 struct resource_statistics {
-    counter bytes;
-    counter blocks;
+    usage_counter bytes;
+    usage_counter blocks;
     std::int64_t failures = 0;
 
     friend bool operator==(const resource_statistics&, const resource_statistics&) = default;
