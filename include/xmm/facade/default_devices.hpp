@@ -59,13 +59,20 @@ class default_soft_devices {
 public:
     static constexpr const char* registry_key = "default_soft_devices/1";
 
-    default_soft_devices() : driver_{make_soft_driver(from_conf(), machine_topology())} {}
+    default_soft_devices() noexcept : driver_{make()} {}
     [[nodiscard]] result<soft::driver*> driver() noexcept {
         return driver_ ? result<soft::driver*>{driver_->get()}
                        : result<soft::driver*>{driver_.error()};
     }
 
 private:
+    static result<std::unique_ptr<soft::driver>> make() noexcept {
+        try {
+            return make_soft_driver(from_conf(), machine_topology());
+        } catch (const std::bad_alloc&) {
+            return fail(errc::no_memory, "the host has no memory for the default devices");
+        }
+    }
     static std::vector<soft::device_options> from_conf() {
         const conf& set = conf::of_process();
         std::size_t host_bytes = 0;

@@ -66,9 +66,12 @@ status call_launcher(queue& line, Fn& fn) {
     if constexpr (std::is_invocable_v<Fn&, soft::stream&>) {
         if (void* driver = line.native(soft::driver::native_kind)) {
             soft::stream stream{*static_cast<soft::driver*>(driver), line.id()};
-            if constexpr (std::is_void_v<std::invoke_result_t<Fn&, soft::stream&>>) {
+            using answer = std::invoke_result_t<Fn&, soft::stream&>;
+            if constexpr (std::is_void_v<answer>) {
                 fn(stream);
                 return {};
+            } else if constexpr (std::is_same_v<answer, status>) {
+                return fn(stream);
             } else {
                 auto outcome = fn(stream);
                 return outcome ? status{} : outcome.error();
@@ -88,7 +91,7 @@ struct overloads : Fns... {
 template <class... Fns>
 overloads(Fns...) -> overloads<Fns...>;
 
-// fn may return nothing, or a result whose failure is passed on. The ticket is reached when the work is done.
+// fn may return nothing, or a status or result whose failure is passed on. The ticket is reached when the work is done.
 template <class Fn>
 [[nodiscard]] result<ticket> launch(queue& line, std::span<const use> uses, Fn&& fn) {
     if (line.id().value == 0) {

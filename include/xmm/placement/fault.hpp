@@ -7,7 +7,8 @@
 //          policy. A device that gets no frame maps the host's instead, so a kernel always goes on.
 // Threads  Any number at once. Runs on the trap's service threads and on kernels' threads: it does not
 //          call malloc and touches no unified memory.
-// Failure  Says why in static text; nothing has changed that another look would not repeat.
+// Failure  Says why in static text; nothing has changed that another look would not repeat. A CPU's fault
+//          that finds no memory tries again for about an eighth of a second, on its service thread.
 #pragma once
 
 #include <unistd.h>
