@@ -506,7 +506,7 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from,
         return checked;
     }
     xmm::node* at = state_->core.find_node(line.node());
-    if (at == nullptr) {
+    if (at == nullptr || &line.owner() != state_.get()) {
         return fail(errc::unknown_node, "the queue belongs to another space");
     }
     if (!at->driver.has_host_calls()) {

@@ -80,6 +80,10 @@ public:
             return core.is_mapped(range) ? status{}
                                          : fail(errc::not_mapped, "the range leaves its region");
         }
+        // Asked first: what is mapped is short enough to be looked at page by page.
+        if (!is_mapped(range)) {
+            return fail(errc::not_mapped, "no memory of this process is there");
+        }
         for (address at = align_down(range.begin, page_bytes) + page_bytes; at < range.end();
              at += page_bytes) {
             if (core.find(at) != nullptr) {
@@ -87,8 +91,7 @@ public:
                             "the range starts in plain memory and runs into a region");
             }
         }
-        return is_mapped(range) ? status{}
-                                : fail(errc::not_mapped, "no memory of this process is there");
+        return {};
     }
     static bool is_overflowing(va_range range) noexcept { return range.end() < range.begin; }
 
