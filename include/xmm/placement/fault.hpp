@@ -248,6 +248,10 @@ private:
             const unsigned to = state.is_cpu() || state.stays_on_host
                                     ? space_.host_near(state.from).slot
                                     : state.from.slot;
+            if (page.frames[to] != nullptr) {
+                // A host's copy of another driver's, which this device cannot map.
+                return {.outcome = state.last};
+            }
             return page.is_held() ? step{.kind = step::await_holds}
                                   : begin_move_locked(page, to, true);
         }
