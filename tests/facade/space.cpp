@@ -423,6 +423,24 @@ TEST_CASE("space: a forked child is refused everywhere, its parent goes on") {
         }
         std::puts("all asked");
     });
+    // A child that runs the destructors of its parent's objects, as exit() does, ends in peace.
+    auto other = std::make_unique<space>(space::create_soft({device_of(16_MiB)}).value());
+    auto line = std::make_unique<queue>(other->make_queue(other->devices()[0]).value());
+    auto* kept = static_cast<std::uint64_t*>(other->map(4_MiB).value());
+    kept[0] = 5;
+    REQUIRE(other->advise(other->devices()[0], kept, 4_MiB, advice::will_need));
+    auto held = std::make_unique<host_access>(other->access_on_host(kept, 8).value());
+    const ending gone = in_child([&] {
+        held.reset();
+        line.reset();
+        other.reset();
+        std::puts("gone");
+    });
+    CHECK(!gone.is_crash());
+    CHECK(gone.text == "gone\n");
+    CHECK(kept[0] == 5);
+    held.reset();
+    line.reset();
     CHECK(calls.says("all asked"));
     CHECK(!calls.is_crash());
     if (calls.text != "all asked\n") {

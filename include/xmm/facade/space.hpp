@@ -359,7 +359,7 @@ public:
     [[nodiscard]] space_state& state() noexcept { return *state_; }
 
 private:
-    explicit space(std::unique_ptr<space_state> state) noexcept : state_{std::move(state)} {}
+    explicit space(std::unique_ptr<space_state> state) noexcept : state_{state.release()} {}
 
     static result<space> create_from(backend_ref driver, const space_options& options,
                                      std::unique_ptr<soft::driver> own) noexcept {
@@ -449,7 +449,17 @@ private:
                 one.book->used(), one.pool.free_bytes(), one.book->peak()};
     }
 
-    std::unique_ptr<space_state> state_;
+    // A forked child has its parent's records but neither its threads nor its memory: it leaves all as it is.
+    struct destroyer {
+        void operator()(space_state* state) const noexcept {
+            if (!registry::is_forked_child()) {
+                delete state;
+            }
+        }
+    };
+    using owned_state = std::unique_ptr<space_state, destroyer>;
+
+    owned_state state_;
 };
 
 template <class Fn>
