@@ -63,3 +63,11 @@ TEST_CASE("queue: of another space") {
     CHECK(second->copy(*line, &target, &plain, 8));
     CHECK(launch(other.line(), {reads(data, 8)}, [](soft::stream&) {}).code() == errc::not_mapped);
 }
+
+TEST_CASE("queue: a ticket that was never given is refused, not waited for") {
+    rig r;
+    const ticket future{r.line().id(), 1000000};
+    CHECK(r.line().wait(future).code == errc::invalid_argument);
+    CHECK(r.line().wait_for(future).code == errc::invalid_argument);
+    CHECK(r.line().synchronize());
+}
