@@ -135,6 +135,7 @@ public:
         if (status alive = state_->check_alive(); !alive) {
             return alive;
         }
+        std::lock_guard one_by_one{state_->attach_order};
         return state_->engine.attach_devices(backend_ref{driver});
     }
 

@@ -99,8 +99,33 @@ public:
     address_space core;
     placement_engine engine;
     std::atomic<std::uint64_t> copy_failures{0};  // of copies in queue order
-    std::mutex
-        launch_order;  // taken by launches on devices without faults, before all ranked locks
+    // Taken by launches on devices without faults, before all ranked locks. Knows its holder, since a
+    // launch runs the user's function, which might launch.
+    class launch_turn {
+    public:
+        void lock() noexcept {
+            mutex_.lock();
+            holder_.store(&this_thread(), std::memory_order_relaxed);
+        }
+        void unlock() noexcept {
+            holder_.store(nullptr, std::memory_order_relaxed);
+            mutex_.unlock();
+        }
+        // relaxed: what a thread compares with itself, it wrote itself.
+        [[nodiscard]] bool is_mine() const noexcept {
+            return holder_.load(std::memory_order_relaxed) == &this_thread();
+        }
+
+    private:
+        static const char& this_thread() noexcept {
+            static thread_local char one;
+            return one;
+        }
+        std::mutex mutex_;
+        std::atomic<const char*> holder_{nullptr};
+    };
+    launch_turn launch_order;
+    std::mutex attach_order;  // taken by attach, before all ranked locks
 
 private:
     region* first_region() noexcept {
