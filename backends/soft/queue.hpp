@@ -156,11 +156,18 @@ public:
         return ticket{id_, submitted_};
     }
 
+    [[nodiscard]] bool is_submitted(std::uint64_t value) noexcept {
+        std::lock_guard hold{lock_};
+        return value <= submitted_;
+    }
     // acquire: pairs with the release in `finish`; who sees the ticket reached sees the work.
     [[nodiscard]] bool is_done(std::uint64_t value) const noexcept {
         return finished_.load(std::memory_order_acquire) >= value;
     }
     [[nodiscard]] status wait(std::uint64_t value) noexcept {
+        if (!is_done(value) && !is_submitted(value)) {
+            return fail(errc::invalid_argument, "a ticket that was never given");
+        }
         waiters_.fetch_add(1, std::memory_order_seq_cst);
         while (true) {
             const std::uint32_t seen = finishes_.load(std::memory_order_seq_cst);

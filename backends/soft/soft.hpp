@@ -220,6 +220,9 @@ public:
         if (point.value != 0 && !is_mine(point.queue)) {
             return foreign_ticket();
         }
+        if (point.value != 0 && !slot_of(point.queue).work.is_submitted(point.value)) {
+            return fail(errc::invalid_argument, "a ticket that was never given");
+        }
         return submit(id, 1,
                       [&](std::size_t, operation& one) {
                           one.what = operation::kind::await;

@@ -81,3 +81,17 @@ TEST_CASE("launch: ranges of containers, and overloads") {
     REQUIRE(r.line().wait(*point));
     CHECK(data[99] == 99);
 }
+
+TEST_CASE("launch: from the function of another launch") {
+    for (bool faults : {true, false}) {
+        rig r{{device_of(16_MiB, faults)}};
+        auto* data = r.map(2_MiB);
+        errc inner = errc::ok;
+        auto outer = launch(r.line(), {reads(data, 8)}, [&](soft::stream&) {
+            inner = launch(r.line(), {reads(data, 8)}, [](soft::stream&) {}).code();
+        });
+        CHECK(outer);
+        CHECK(inner == (faults ? errc::ok : errc::busy));
+        CHECK(launch(r.line(), {reads(data, 8)}, [](soft::stream&) {}));
+    }
+}

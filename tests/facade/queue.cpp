@@ -49,5 +49,25 @@ TEST_CASE("queue: of another space") {
     auto* data = r.map(2_MiB);
     std::uint64_t plain = 0;
     CHECK(r.of().copy(other.line(), &plain, data, 8).code() == errc::unknown_node);
+    // Of one driver the nodes are the same, the queue still is not: it would outlive this space.
+    auto driver = detail::make_soft_driver({device_of(16_MiB)}, machine_topology());
+    REQUIRE(driver);
+    auto first = space::create_on(**driver);
+    auto second = space::create_on(**driver);
+    REQUIRE(first);
+    REQUIRE(second);
+    auto line = second->make_queue(second->devices()[0]);
+    REQUIRE(line);
+    std::uint64_t target = 0;
+    CHECK(first->copy(*line, &target, &plain, 8).code() == errc::unknown_node);
+    CHECK(second->copy(*line, &target, &plain, 8));
     CHECK(launch(other.line(), {reads(data, 8)}, [](soft::stream&) {}).code() == errc::not_mapped);
+}
+
+TEST_CASE("queue: a ticket that was never given is refused, not waited for") {
+    rig r;
+    const ticket future{r.line().id(), 1000000};
+    CHECK(r.line().wait(future).code == errc::invalid_argument);
+    CHECK(r.line().wait_for(future).code == errc::invalid_argument);
+    CHECK(r.line().synchronize());
 }

@@ -137,3 +137,30 @@ TEST_CASE("engine: destroyed while its prefetches run") {
     std::memset(data, 1, 24_MiB);
     CHECK(made->advise_async(made->devices()[0], data, 24_MiB, advice::will_need));
 }
+
+TEST_CASE("engine: a device that has no frame and cannot map the host's copy gives up, and leaks none") {
+    auto first = driver_of({device_of(64_MiB)});
+    auto second = driver_of({device_of(16_MiB)});
+    auto made = space::create_on(*first);
+    REQUIRE(made);
+    REQUIRE(made->attach(*second));
+    const std::vector<node_id> devices = made->devices();
+    auto* data = static_cast<std::uint64_t*>(
+        *made->map(2_MiB, {.granule_bytes = page_bytes, .is_read_mostly = true}));
+    data[0] = 3;
+    REQUIRE(made->advise(devices[0], data, 2_MiB, advice::will_need));
+    const std::size_t used = made->usage(any_host)->used;
+    REQUIRE(made->set_budget(devices[1], 0));
+    auto line = made->make_queue(devices[1]);
+    REQUIRE(line);
+    const device_view<const std::uint64_t> view{data, 1};
+    auto point = launch(*line, {reads(data, 8)}, [&](soft::stream& s) {
+        return s.run([view] { static_cast<void>(view.load(0)); });
+    });
+    REQUIRE(point);
+    CHECK(line->wait(*point).code == errc::device_lost);
+    CHECK(made->is_valid());
+    CHECK(made->usage(any_host)->used == used);
+    REQUIRE(made->set_budget(devices[1], SIZE_MAX));
+    CHECK(data[0] == 3);
+}

@@ -173,3 +173,16 @@ TEST_CASE("prefetch: unmapped under way") {
     CHECK(!r.of().contains(data));
     CHECK(r.of().is_valid());
 }
+
+TEST_CASE("prefetch: a budget of next to nothing ends the job, it does not go round for ever") {
+    rig r;
+    auto* data = r.map(8_MiB);
+    fill<std::uint64_t>(data, 8_MiB, 3);
+    for (std::size_t budget : {0u, 1u, 2u, 31u, 32u}) {
+        CAPTURE(budget);
+        REQUIRE(r.of().set_budget(r.device(), budget));
+        CHECK(r.of().advise(r.device(), data, 8_MiB, advice::will_need));
+        CHECK(r.state(data) == residency::on_host);
+    }
+    CHECK(count_wrong<std::uint64_t>(data, 8_MiB, 3) == 0);
+}

@@ -272,3 +272,38 @@ TEST_CASE("transfer: a destination beside what a kernel of a device without faul
     CHECK(data[1000] == 5);
     CHECK(data[0] == 1);
 }
+
+TEST_CASE("transfer: copies that overlap in time do not keep a fault away for ever") {
+    rig r;
+    auto* data = r.map(2_MiB);
+    std::atomic<bool> is_over{false};
+    std::vector<std::thread> copiers;
+    REQUIRE(r.of().make_resident(data, 2_MiB, r.device()));
+    for (unsigned i = 0; i < 4; ++i) {
+        copiers.emplace_back([&] {
+            std::vector<char> plain(2_MiB);
+            while (!is_over) {
+                static_cast<void>(r.of().copy(plain.data(), data, 2_MiB));
+            }
+        });
+    }
+    nap(20);
+    const auto before = std::chrono::steady_clock::now();
+    data[0] = 1;
+    CHECK(std::chrono::steady_clock::now() - before < std::chrono::seconds{5});
+    // A hold of this thread's own is no reason to wait for who waits for it.
+    REQUIRE(r.of().make_resident(data, 2_MiB, any_host));
+    is_over = true;
+    for (std::thread& one : copiers) {
+        one.join();
+    }
+    auto held = r.of().access_on_host(data, 8);
+    REQUIRE(held);
+    std::thread mover{[&] { CHECK(r.of().make_resident(data, 2_MiB, r.device())); }};
+    nap(20);
+    std::uint64_t plain = 0;
+    CHECK(r.of().copy(&plain, data, 8));
+    CHECK(plain == 1);
+    { const host_access gone = std::move(*held); }
+    mover.join();
+}

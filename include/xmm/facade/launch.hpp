@@ -109,8 +109,11 @@ template <class Fn>
             return range.error();
         }
     }
-    std::unique_lock order{state.launch_order, std::defer_lock};
+    std::unique_lock<space_state::launch_turn> order{state.launch_order, std::defer_lock};
     if (!(*on)->can(ability::device_faults)) {
+        if (state.launch_order.is_mine()) {
+            return fail(errc::busy, "a launch from the function of another, on a device without faults");
+        }
         order.lock();
     }
     detail::launch_preparation marks{state, **on, uses, detail::launch_preparation::grip_of(**on)};

@@ -60,9 +60,11 @@ private:
         for (address at = one.range.begin; at < one.range.end();) {
             address after = 0;
             bool is_marked = false;
+            access who = one.who;
             if (!state_.core.with_granule(at, [&](granule& page) {
+                    who = must_map ? all_access(page.va) : who;
                     if (!must_map ||
-                        (!page.is_moving() && covers(page.mapped[on_.accessor()], one.who))) {
+                        (!page.is_moving() && covers(page.mapped[on_.accessor()], who))) {
                         use_table::mark_locked(page, grip_);
                         after = page.va.end();
                         is_marked = true;
@@ -73,11 +75,20 @@ private:
             if (is_marked) {
                 at = after;
                 part_ = {one.range.begin, at - one.range.begin};
-            } else if (status mapped = map_page(at, one.who); !mapped) {
+            } else if (status mapped = map_page(at, who); !mapped) {
                 return mapped;
             }
         }
         return {};
+    }
+    // What all uses together want of a granule. A mark of this launch for less would keep the page as it
+    // is, and the use that wants more would wait for this launch itself.
+    access all_access(va_range va) const noexcept {
+        access all = access::none;
+        for (const use& one : uses_) {
+            all = one.range.overlaps(va) ? all | one.who : all;
+        }
+        return all;
     }
     status map_page(address at, access who) noexcept {
         granule* page = state_.core.find(at);

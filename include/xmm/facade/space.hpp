@@ -368,7 +368,7 @@ public:
     [[nodiscard]] space_state& state() noexcept { return *state_; }
 
 private:
-    explicit space(std::unique_ptr<space_state> state) noexcept : state_{std::move(state)} {}
+    explicit space(std::unique_ptr<space_state> state) noexcept : state_{state.release()} {}
 
     static result<space> create_from(backend_ref driver, const space_options& options,
                                      std::unique_ptr<soft::driver> own) noexcept {
@@ -458,7 +458,17 @@ private:
                 one.book->used(), one.pool.free_bytes(), one.book->peak()};
     }
 
-    std::unique_ptr<space_state> state_;
+    // A forked child has its parent's records but neither its threads nor its memory: it leaves all as it is.
+    struct destroyer {
+        void operator()(space_state* state) const noexcept {
+            if (!registry::is_forked_child()) {
+                delete state;
+            }
+        }
+    };
+    using owned_state = std::unique_ptr<space_state, destroyer>;
+
+    owned_state state_;
 };
 
 template <class Fn>
@@ -520,7 +530,7 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from,
         return checked;
     }
     xmm::node* at = state_->core.find_node(line.node());
-    if (at == nullptr) {
+    if (at == nullptr || &line.owner() != state_.get()) {
         return fail(errc::unknown_node, "the queue belongs to another space");
     }
     if (!at->driver.has_host_calls()) {

@@ -81,6 +81,10 @@ public:
             return core.is_mapped(range) ? status{}
                                          : fail(errc::not_mapped, "the range leaves its region");
         }
+        // Asked first: what is mapped is short enough to be looked at page by page.
+        if (!is_mapped(range)) {
+            return fail(errc::not_mapped, "no memory of this process is there");
+        }
         for (address at = align_down(range.begin, page_bytes) + page_bytes; at < range.end();
              at += page_bytes) {
             if (core.find(at) != nullptr) {
@@ -88,8 +92,7 @@ public:
                             "the range starts in plain memory and runs into a region");
             }
         }
-        return is_mapped(range) ? status{}
-                                : fail(errc::not_mapped, "no memory of this process is there");
+        return {};
     }
     static bool is_overflowing(va_range range) noexcept { return range.end() < range.begin; }
 
@@ -97,9 +100,33 @@ public:
     address_space core;
     placement_engine engine;
     std::atomic<std::uint64_t> copy_failures{0};  // of copies in queue order
-    // Both come before all ranked locks, and are held while those are taken.
-    std::mutex launch_order;  // launches on devices without faults
-    std::mutex attach_order;  // attaching devices, of which the engine takes one call at a time
+    // Taken by launches on devices without faults, before all ranked locks. Knows its holder, since a
+    // launch runs the user's function, which might launch.
+    class launch_turn {
+    public:
+        void lock() noexcept {
+            mutex_.lock();
+            holder_.store(&this_thread(), std::memory_order_relaxed);
+        }
+        void unlock() noexcept {
+            holder_.store(nullptr, std::memory_order_relaxed);
+            mutex_.unlock();
+        }
+        // relaxed: what a thread compares with itself, it wrote itself.
+        [[nodiscard]] bool is_mine() const noexcept {
+            return holder_.load(std::memory_order_relaxed) == &this_thread();
+        }
+
+    private:
+        static const char& this_thread() noexcept {
+            static thread_local char one;
+            return one;
+        }
+        std::mutex mutex_;
+        std::atomic<const char*> holder_{nullptr};
+    };
+    launch_turn launch_order;
+    std::mutex attach_order;  // taken by attach, before all ranked locks
 };
 
 }  // namespace xmm

@@ -158,9 +158,15 @@ public:
         return nodes_[0];
     }
 
-    // The device whose queues carry what stays on the hosts; null if the space has none.
+    // The device whose queues carry what stays on the hosts: the first that is not lost. Null if there is
+    // none: then the CPU does it.
     [[nodiscard]] node* host_carrier() noexcept {
-        return host_count_ < node_count() ? &nodes_[host_count_] : nullptr;
+        for (unsigned slot = host_count_; slot < node_count(); ++slot) {
+            if (nodes_[slot].driver.record(nodes_[slot].queues[node::urgent_in])) {
+                return &nodes_[slot];
+            }
+        }
+        return nullptr;
     }
 
     // ---- regions

@@ -53,6 +53,7 @@ struct granule {
     std::atomic<bool> is_urgent{false};       // (A)  somebody waits for the move to end
     std::atomic<std::uint32_t> moving{0};     // (A)  a transit; written under P
     std::atomic<std::uint32_t> holds{0};      // (A)  raised under P, dropped without
+    std::atomic<std::uint32_t> hold_waiters{0};  // (A)  who waits for the holds to be dropped
     std::atomic<std::uint32_t> uses{0};       // (A)  launches that name it; raised under P
     std::atomic<std::uint32_t> firm_uses{0};  // (A)  those on devices that take no faults
 
@@ -125,13 +126,19 @@ struct granule {
         }
     }
     void await_no_holds() noexcept {
+        hold_waiters.fetch_add(1, std::memory_order_relaxed);  // relaxed: a hint to who would hold
         for (;;) {
             const std::uint32_t seen = holds.load(std::memory_order_acquire);
             if (seen == 0) {
-                return;
+                break;
             }
             detail::futex_wait(holds, seen);
         }
+        hold_waiters.fetch_sub(1, std::memory_order_relaxed);
+    }
+    // Whether a short hold should wait its turn: else copies that overlap keep others away for ever.
+    [[nodiscard]] bool has_hold_waiters() const noexcept {
+        return hold_waiters.load(std::memory_order_relaxed) != 0;
     }
 
     // The invariants of a record, with its lock held.

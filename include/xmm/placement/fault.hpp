@@ -41,9 +41,12 @@ public:
         accessor_node.faults.add(1);
         status outcome = try_handle(accessor_node, at, wanted);
         // A CPU that gets nothing ends its program, so a shortage is given time to pass: frames in others'
-        // hands, mappings that somebody is about to drop.
+        // hands, mappings that somebody is about to drop. And a device that was lost with the contents half
+        // way need not have had a part in them: the next try goes without it.
         for (unsigned wait_us = 1000;
-             accessor_node.is_host && outcome.code == errc::no_memory && wait_us <= 64000;
+             accessor_node.is_host &&
+             (outcome.code == errc::no_memory || (outcome.code == errc::device_lost && wait_us == 1000)) &&
+             wait_us <= 64000;
              wait_us *= 2) {
             ::usleep(wait_us);
             outcome = try_handle(accessor_node, at, wanted);
@@ -247,6 +250,10 @@ private:
             const unsigned to = state.is_cpu() || state.stays_on_host
                                     ? space_.host_near(state.from).slot
                                     : state.from.slot;
+            if (page.frames[to] != nullptr) {
+                // A host's copy of another driver's, which this device cannot map.
+                return {.outcome = state.last};
+            }
             return page.is_held() ? step{.kind = step::await_holds}
                                   : begin_move_locked(page, to, true);
         }

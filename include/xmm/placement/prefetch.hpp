@@ -166,7 +166,8 @@ private:
     }
     static std::size_t stretch_bytes(const node& to) noexcept {
         constexpr std::size_t most = std::size_t{8} << 20;
-        return std::min(most, to.book->limit() / (8 * worker_count));
+        // At least one granule is tried, whatever the budget: a job that looks at none never ends.
+        return std::clamp<std::size_t>(to.book->limit() / (8 * worker_count), 1, most);
     }
 
     // Looks at one granule and advances. Returns its bytes if it is in transit now, else 0.

@@ -9,6 +9,8 @@
 // Failure  A failed copy leaves the destination's bytes undefined, all else as before.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstring>
 
 #include <xmm/placement/reclaim.hpp>
@@ -39,12 +41,14 @@ public:
                 }
             } else if (outcome.code == errc::busy) {
                 await(to, from);
+                work.has_given_way = true;  // once for each piece: the holder may be this thread
                 continue;
             }
             if (!outcome) {
                 static_cast<void>(finish(work));
                 return outcome;
             }
+            work.has_given_way = false;
             to += part;
             from += part;
             bytes -= part;
@@ -66,6 +70,7 @@ private:
         };
         std::array<entry, group_size> entries;
         unsigned count = 0;
+        bool has_given_way = false;  // to those who wait for the next piece's holds to be dropped
     };
     // One side of a piece.
     struct side {
@@ -87,6 +92,9 @@ private:
     status add(group& work, address to, address from, std::size_t part) noexcept {
         side target;
         side source;
+        if (!work.has_given_way && (is_waited_for(to) || is_waited_for(from))) {
+            return fail(errc::busy, "others wait for the holds of this page");
+        }
         if (status got = hold(target, to, access::write, part); !got) {
             return got;
         }
@@ -215,11 +223,22 @@ private:
         }
         return frames_.obtain_on_host(on, bytes);
     }
+    bool is_waited_for(address at) const noexcept {
+        const granule* page = space_.find(at);
+        return page != nullptr && page->has_hold_waiters();
+    }
+    // A moment, not until they are gone: they may wait for a hold of this thread's.
+    static void give_way(const granule& page) noexcept {
+        for (unsigned tries = 0; tries < 10 && page.has_hold_waiters(); ++tries) {
+            ::usleep(100);
+        }
+    }
     // Waits for what made the two sides busy; this thread holds nothing.
     void await(address to, address from) noexcept {
         for (address at : {to, from}) {
             granule* page = space_.find(at);
             if (page != nullptr) {
+                give_way(*page);
                 page->await_rest();
                 bool has_copies = false;
                 space_.with_granule(
