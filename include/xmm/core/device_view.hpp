@@ -51,7 +51,9 @@ inline constinit thread_local device_port* current_port = nullptr;
 
 class port_scope {
 public:
-    explicit port_scope(device_port& port) noexcept : before_{current_port} { current_port = &port; }
+    explicit port_scope(device_port& port) noexcept : before_{current_port} {
+        current_port = &port;
+    }
     ~port_scope() { current_port = before_; }
     port_scope(const port_scope&) = delete;
     port_scope& operator=(const port_scope&) = delete;

@@ -7,7 +7,7 @@
 // Failure  As the members of space that they call.
 #pragma once
 
-#include <xmm/facade/space.hpp>
+#include <xmm/facade/default_space.hpp>
 
 namespace xmm {
 

@@ -2,7 +2,7 @@
 // resource_port.hpp - a space as the memory resources see it.
 //
 // Model    port_of(space) is what unified_resource, device_resource, pinned_resource and the pools are made
-//          from. The space stays where it is, and alive, as long as they do: it is not moved.
+//          from. The space lives as long as they do; its handle may be moved meanwhile.
 // Threads  Any.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace detail {
 
 // The functions behind the port of a space.
 struct port_functions {
-    static space& of(void* self) noexcept { return *static_cast<space*>(self); }
+    static space_state& of(void* self) noexcept { return *static_cast<space_state*>(self); }
 
     static result<void*> map(void* self, const page_request& wanted) noexcept {
         return of(self).map(wanted.bytes, {.granule_bytes = wanted.granule_bytes,
@@ -25,14 +25,18 @@ struct port_functions {
     }
     static status unmap(void* self, void* pointer) noexcept { return of(self).unmap(pointer); }
     static status prefetch(void* self, node_id node, void* pointer, std::size_t bytes) noexcept {
-        return of(self).advise_async(node, pointer, bytes, advice::will_need).error();
+        return of(self).start_prefetch(node, pointer, bytes).error();
     }
     static resource_usage usage(void* self, node_id node) noexcept {
-        result<node_usage> found = of(self).usage(node);
-        return found ? resource_usage{found->used, found->limit} : resource_usage{};
+        result<xmm::node*> found = of(self).check_node(node);
+        if (!found) {
+            return {};
+        }
+        const node_usage now = space_state::usage_of(**found);
+        return {now.used, now.limit};
     }
     static reach reach_of(void* self, node_id node) noexcept {
-        const xmm::node* found = of(self).state().core.find_node(node);
+        const xmm::node* found = of(self).core.find_node(node);
         return found == nullptr ? reach::none : (found->is_host ? reach::host : reach::device);
     }
     static result<ticket> record(void* self, queue_id queue) noexcept {
@@ -46,7 +50,7 @@ struct port_functions {
     }
     // The driver that has the queue: all devices of a space have one, unless more were attached.
     static backend_ref driver_of(void* self, queue_id queue) noexcept {
-        address_space& core = of(self).state().core;
+        address_space& core = of(self).core;
         const backend_ref first = core.at_slot(core.node_count() - 1).driver;
         for (unsigned slot = 0; slot < core.node_count(); ++slot) {
             const backend_ref one = core.at_slot(slot).driver;
@@ -67,7 +71,7 @@ inline constexpr space_table table_of_space = port_functions::table();
 }  // namespace detail
 
 [[nodiscard]] inline space_port port_of(space& one) noexcept {
-    return {&one, detail::table_of_space};
+    return {&one.state(), detail::table_of_space};
 }
 
 }  // namespace xmm

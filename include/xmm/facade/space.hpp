@@ -18,88 +18,18 @@
 #include <new>
 #include <vector>
 
+#include <xmm/facade/handles.hpp>
 #include <xmm/facade/launch_preparation.hpp>
 #include <xmm/facade/queue.hpp>
+#include <xmm/facade/queued_copy.hpp>
 #include <xmm/facade/space_state.hpp>
+#include <xmm/facade/statistics.hpp>
 
 namespace xmm {
 
 struct space_options {
     const char* policy = "first_touch";  // or "mapped"
     const topology* machine = nullptr;   // whose hosts to attach; null: this machine's
-};
-
-// What one node of a space holds now. Bytes.
-struct node_usage {
-    node_id node = no_node;
-    std::size_t limit = 0;  // what xmm may hold there: the lesser of budget and capacity
-    std::size_t budget = 0;
-    std::size_t used = 0;         // frames of all spaces of this process, free ones included
-    std::size_t free_frames = 0;  // this space's, kept for the next request
-    std::size_t peak = 0;         // highest `used` so far
-};
-
-struct node_statistics {
-    node_usage usage;
-    node_counters counters;
-};
-
-struct space_statistics {
-    std::array<node_statistics, max_slots> nodes{};
-    unsigned count = 0;
-
-    [[nodiscard]] const node_statistics* begin() const noexcept { return nodes.data(); }
-    [[nodiscard]] const node_statistics* end() const noexcept { return nodes.data() + count; }
-};
-
-// One granule at a glance.
-struct granule_view {
-    va_range va;
-    residency state = residency::untouched;
-    node_id home = no_node;  // where the data is; no_node: nowhere yet
-    unsigned copies = 0;     // frames with the data, the home's included
-    bool is_pinned = false;
-    bool is_used = false;  // named by launches that are not known to be finished
-    bool is_moving = false;
-    std::array<char, 32> region{};  // its region's name, NUL-terminated
-};
-
-// Work of xmm's own that goes on after a call returned.
-class completion {
-public:
-    completion() = default;
-    explicit completion(std::shared_ptr<prefetch_job> job) noexcept : job_{std::move(job)} {}
-    [[nodiscard]] bool is_done() const noexcept { return job_ == nullptr || job_->is_done(); }
-    void wait() const noexcept {
-        if (job_ != nullptr) {
-            job_->wait();
-        }
-    }
-
-private:
-    std::shared_ptr<prefetch_job> job_;
-};
-
-// While it lives, the range is resident on the host and stays there: for system calls and other code
-// that no fault can help. Devices that touch it meanwhile map it over the link.
-class host_access {
-public:
-    host_access(host_access&& other) noexcept
-        : state_{std::exchange(other.state_, nullptr)}, range_{other.range_} {}
-    host_access(const host_access&) = delete;
-    host_access& operator=(const host_access&) = delete;
-    host_access& operator=(host_access&&) = delete;
-    ~host_access() {
-        if (state_ != nullptr) {
-            state_->engine.hints.release_hold(range_);
-        }
-    }
-
-private:
-    friend class space;
-    host_access(space_state& state, va_range range) noexcept : state_{&state}, range_{range} {}
-    space_state* state_;
-    va_range range_;
 };
 
 class space {
@@ -146,37 +76,12 @@ public:
     // Zero-filled memory for all nodes: whole pages, aligned to at least a page (2 MiB). No frame is taken
     // before the first touch, except for `fixed` memory.
     [[nodiscard]] result<void*> map(std::size_t bytes, const map_options& wanted = {}) noexcept {
-        if (status checked = check_map(bytes, wanted); !checked) {
-            return checked;
-        }
-        result<region*> made = state_->core.map(bytes, wanted);
-        if (!made) {
-            return made.error();
-        }
-        region& one = **made;
-        if (wanted.fixed != no_node) {
-            const status filled =
-                state_->engine.hints.make_resident(state_->core.find_place(wanted.fixed), one.va);
-            if (!filled) {
-                static_cast<void>(unmap(to_pointer(one.va.begin)));
-                return filled;
-            }
-        }
-        return to_pointer(one.va.begin);
+        return state_->map(bytes, wanted);
     }
 
     // Takes what map returned. Waits for launches that name the range, and for moves and holds.
     // no_memory: the OS refused to take mappings back; the region is still there, partly emptied.
-    status unmap(void* pointer) noexcept {
-        if (status alive = state_->check_alive(); !alive) {
-            return alive;
-        }
-        region* leaving = state_->core.claim_for_unmap(to_address(pointer));
-        if (leaving == nullptr) {
-            return fail(errc::not_mapped, "no region of this space starts there");
-        }
-        return state_->engine.releases.release(*leaving);
-    }
+    status unmap(void* pointer) noexcept { return state_->unmap(pointer); }
 
     // Whether the address belongs to this space. Lock-free.
     [[nodiscard]] bool contains(const void* pointer) const noexcept {
@@ -217,16 +122,9 @@ public:
             const status outcome = advise(node, pointer, bytes, what);
             return outcome ? result<completion>{completion{}} : result<completion>{outcome};
         }
-        result<place> to = state_->check_place(node);
-        result<va_range> range = state_->check_range(pointer, bytes);
-        if (!to || !range) {
-            return to ? range.error() : to.error();
-        }
-        auto job = state_->engine.early.start(*range, *to);
-        if (job == nullptr) {
-            return fail(errc::no_memory, "the host has no memory for a prefetch");
-        }
-        return completion{std::move(job)};
+        auto job = state_->start_prefetch(node, pointer, bytes);
+        return job ? result<completion>{completion{std::move(*job)}}
+                   : result<completion>{job.error()};
     }
 
     // gmemcpy: between any two pointers, unified, device-only, page-locked or plain, at any alignment. Ranges
@@ -311,13 +209,14 @@ public:
     // In bytes, now; the figures are read one after another.
     [[nodiscard]] result<node_usage> usage(node_id id) const noexcept {
         result<xmm::node*> found = state_->check_node(id);
-        return found ? result<node_usage>{usage_of(**found)} : result<node_usage>{found.error()};
+        return found ? result<node_usage>{space_state::usage_of(**found)}
+                     : result<node_usage>{found.error()};
     }
     [[nodiscard]] space_statistics statistics() const noexcept {
         space_statistics all;
         for (; all.count < state_->core.node_count(); ++all.count) {
             xmm::node& one = state_->core.at_slot(all.count);
-            all.nodes[all.count] = {usage_of(one), one.counters()};
+            all.nodes[all.count] = {space_state::usage_of(one), one.counters()};
         }
         return all;
     }
@@ -400,32 +299,6 @@ private:
         return space{std::move(made)};
     }
 
-    status check_map(std::size_t bytes, const map_options& wanted) noexcept {
-        if (status alive = state_->check_alive(); !alive) {
-            return alive;
-        }
-        if (bytes == 0) {
-            return fail(errc::invalid_argument, "nothing to map: zero bytes");
-        }
-        if (bytes > SIZE_MAX / 2) {
-            return fail(errc::no_memory, "more bytes than there are addresses");
-        }
-        if (wanted.granule_bytes != 0 &&
-            (!std::has_single_bit(wanted.granule_bytes) || wanted.granule_bytes < page_bytes ||
-             wanted.granule_bytes > largest_frame_bytes)) {
-            return fail(errc::invalid_argument, "a granule is a power of two from 2 to 512 MiB");
-        }
-        if (!std::has_single_bit(wanted.alignment)) {
-            return fail(errc::invalid_argument, "an alignment is a power of two");
-        }
-        for (node_id named : {wanted.preferred, wanted.fixed}) {
-            if (named != no_node && state_->core.find_node(named) == nullptr) {
-                return fail(errc::unknown_node, "no such node is attached to this space");
-            }
-        }
-        return wanted.name == nullptr ? fail(errc::invalid_argument, "a name is not null")
-                                      : status{};
-    }
     result<va_range> check_advice(const void* pointer, std::size_t bytes, advice what) noexcept {
         if (static_cast<unsigned>(what) > static_cast<unsigned>(advice::unpin)) {
             return fail(errc::invalid_argument, "no such advice");
@@ -453,11 +326,6 @@ private:
         }
         return found;
     }
-    static node_usage usage_of(xmm::node& one) noexcept {
-        return {one.id,           one.book->limit(),     one.book->budget(),
-                one.book->used(), one.pool.free_bytes(), one.book->peak()};
-    }
-
     // A forked child has its parent's records but neither its threads nor its memory: it leaves all as it is.
     struct destroyer {
         void operator()(space_state* state) const noexcept {
@@ -497,29 +365,6 @@ void space::for_each_granule(Fn&& fn) const noexcept {
         }
     }
 }
-
-namespace detail {
-
-// A copy that waits for its turn in a queue.
-struct queued_copy {
-    space_state& state;
-    address to;
-    address from;
-    std::size_t bytes;
-
-    static void run(void* self) noexcept {
-        std::unique_ptr<queued_copy> one{static_cast<queued_copy*>(self)};
-        // Checked once more: plain memory may have gone since.
-        status outcome = one->state.check_side({one->to, one->bytes});
-        outcome = outcome ? one->state.check_side({one->from, one->bytes}) : outcome;
-        if (!outcome || !one->state.engine.copies.copy(one->to, one->from, one->bytes)) {
-            // relaxed: a counter.
-            one->state.copy_failures.fetch_add(1, std::memory_order_relaxed);
-        }
-    }
-};
-
-}  // namespace detail
 
 inline result<ticket> space::copy(queue& line, void* to, const void* from,
                                   std::size_t bytes) noexcept {
@@ -562,26 +407,6 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from,
     const ticket done = *point;
     marks.hand_over(done);
     return done;
-}
-
-namespace detail {
-
-class default_space_holder {
-public:
-    static constexpr const char* registry_key = "default_space/1";
-    default_space_holder() : made_{space::create()} {}
-    [[nodiscard]] result<space>& get() noexcept { return made_; }
-
-private:
-    result<space> made_;
-};
-
-}  // namespace detail
-
-// The process-wide space, shared by all shared objects, made at the first call and never destroyed.
-// Ends the program with the reason if it cannot be made.
-[[nodiscard]] inline space& default_space() {
-    return registry::object<detail::default_space_holder>().get().value();
 }
 
 }  // namespace xmm

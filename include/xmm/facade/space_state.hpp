@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include <xmm/facade/default_devices.hpp>
+#include <xmm/facade/statistics.hpp>
 #include <xmm/placement/engine.hpp>
 
 namespace xmm {
@@ -96,6 +97,54 @@ public:
     }
     static bool is_overflowing(va_range range) noexcept { return range.end() < range.begin; }
 
+    // ---- what resources ask of a space as well: see space
+
+    [[nodiscard]] result<void*> map(std::size_t bytes, const map_options& wanted = {}) noexcept {
+        if (status checked = check_map(bytes, wanted); !checked) {
+            return checked;
+        }
+        result<region*> made = core.map(bytes, wanted);
+        if (!made) {
+            return made.error();
+        }
+        region& one = **made;
+        if (wanted.fixed != no_node) {
+            const status filled = engine.hints.make_resident(core.find_place(wanted.fixed), one.va);
+            if (!filled) {
+                static_cast<void>(unmap(to_pointer(one.va.begin)));
+                return filled;
+            }
+        }
+        return to_pointer(one.va.begin);
+    }
+    status unmap(void* pointer) noexcept {
+        if (status alive = check_alive(); !alive) {
+            return alive;
+        }
+        region* leaving = core.claim_for_unmap(to_address(pointer));
+        if (leaving == nullptr) {
+            return fail(errc::not_mapped, "no region of this space starts there");
+        }
+        return engine.releases.release(*leaving);
+    }
+    [[nodiscard]] result<std::shared_ptr<prefetch_job>> start_prefetch(node_id id, void* pointer,
+                                                                       std::size_t bytes) noexcept {
+        result<place> to = check_place(id);
+        result<va_range> range = check_range(pointer, bytes);
+        if (!to || !range) {
+            return to ? range.error() : to.error();
+        }
+        auto job = engine.early.start(*range, *to);
+        if (job == nullptr) {
+            return fail(errc::no_memory, "the host has no memory for a prefetch");
+        }
+        return job;
+    }
+    static node_usage usage_of(xmm::node& one) noexcept {
+        return {one.id,           one.book->limit(),     one.book->budget(),
+                one.book->used(), one.pool.free_bytes(), one.book->peak()};
+    }
+
     std::unique_ptr<soft::driver> own_driver;  // outlives what is below
     address_space core;
     placement_engine engine;
@@ -127,6 +176,34 @@ public:
     };
     launch_turn launch_order;
     std::mutex attach_order;  // taken by attach, before all ranked locks
+
+private:
+    status check_map(std::size_t bytes, const map_options& wanted) noexcept {
+        if (status alive = check_alive(); !alive) {
+            return alive;
+        }
+        if (bytes == 0) {
+            return fail(errc::invalid_argument, "nothing to map: zero bytes");
+        }
+        if (bytes > SIZE_MAX / 2) {
+            return fail(errc::no_memory, "more bytes than there are addresses");
+        }
+        if (wanted.granule_bytes != 0 &&
+            (!std::has_single_bit(wanted.granule_bytes) || wanted.granule_bytes < page_bytes ||
+             wanted.granule_bytes > largest_frame_bytes)) {
+            return fail(errc::invalid_argument, "a granule is a power of two from 2 to 512 MiB");
+        }
+        if (!std::has_single_bit(wanted.alignment)) {
+            return fail(errc::invalid_argument, "an alignment is a power of two");
+        }
+        for (node_id named : {wanted.preferred, wanted.fixed}) {
+            if (named != no_node && core.find_node(named) == nullptr) {
+                return fail(errc::unknown_node, "no such node is attached to this space");
+            }
+        }
+        return wanted.name == nullptr ? fail(errc::invalid_argument, "a name is not null")
+                                      : status{};
+    }
 };
 
 }  // namespace xmm
