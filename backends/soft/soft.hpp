@@ -30,7 +30,8 @@ namespace xmm::soft {
 struct driver_options {
     // The OS's number of each host node, in the order of host_ids; empty or -1: memory is not bound.
     std::span<const int> host_numa;
-    std::size_t host_bytes = 0;  // of each host node; 0 is the machine's memory shared among them
+    // Of each host node, in the same order; what is missing or 0 is a share of the machine's memory.
+    std::span<const std::size_t> host_bytes;
     // Makes an address range a hole for the CPU; nullptr is a PROT_NONE mapping.
     hole_maker make_hole = nullptr;
     void* hole_context = nullptr;
@@ -55,8 +56,9 @@ public:
         const std::size_t share = machine_bytes() / host_ids.size();
         for (std::size_t i = 0; i < host_ids.size(); ++i) {
             const int numa = i < options.host_numa.size() ? options.host_numa[i] : -1;
-            const std::size_t bytes = options.host_bytes != 0 ? options.host_bytes : share;
-            memories_.push_back(std::make_unique<node_memory>(host_ids[i], bytes, numa));
+            const std::size_t bytes = i < options.host_bytes.size() ? options.host_bytes[i] : 0;
+            memories_.push_back(
+                std::make_unique<node_memory>(host_ids[i], bytes != 0 ? bytes : share, numa));
         }
         host_count_ = memories_.size();
         devices_.resize(host_count_);

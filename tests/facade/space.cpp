@@ -430,6 +430,18 @@ TEST_CASE("space: without any device the host works on its own") {
     CHECK(made->is_valid());
 }
 
+TEST_CASE("space: a host is as large as the topology says, cgroup limits included") {
+    rig r;
+    CHECK(r.of().describe(r.host())->bytes ==
+          align_down(machine_topology().hosts().front().bytes, page_bytes));
+    auto machine = topology::discover("numa:2(memory=1GB) core:1 pu:1");
+    REQUIRE(machine);
+    rig two{{device_of(16_MiB)}, {.machine = &*machine}};
+    for (const host_node& host : machine->hosts()) {
+        CHECK(two.of().describe(host.id)->bytes == align_down(host.bytes, page_bytes));
+    }
+}
+
 TEST_CASE("space: several hosts, each with its budget") {
     auto machine = topology::discover("numa:2 core:1 pu:1");
     REQUIRE(machine);

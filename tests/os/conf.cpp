@@ -109,10 +109,13 @@ std::size_t count_of(const std::string& text, const char* what) {
 }  // namespace
 
 TEST_CASE("conf: XMM_CONF is read, and each mistake is named once") {
-    const auto end = run_child("conf environment",
-                               {"XMM_CONF=userfaultfd:off,colour:blue;service_threads:many"});
+    const auto end =
+        run_child("conf environment",
+                  {"XMM_CONF=userfaultfd:off,colour:blue;service_threads:many,soft_devices=2"});
     CAPTURE(end.errors);
     CHECK(end.exit_code == 0);
     CHECK(count_of(end.errors, "unknown key \"colour\"; known are userfaultfd") == 1);
-    CHECK(count_of(end.errors, "service_threads:many: expected a number") == 1);
+    CHECK(count_of(end.errors,
+                   "service_threads:many: expected a number from 0 to 18446744073709551615") == 1);
+    CHECK(count_of(end.errors, "\"soft_devices=2\" is passed over: an entry is key:value") == 1);
 }

@@ -6,6 +6,10 @@
 // Failure  A failed assertion prints the reason and the place, then aborts.
 #pragma once
 
+#if __cplusplus < 202002L
+#error "xmm needs C++20: compile with -std=c++20 (g++ 12, clang 16, or later)"
+#endif
+
 #include <cstdio>
 #include <cstdlib>
 

@@ -41,12 +41,15 @@ inline result<std::unique_ptr<soft::driver>> make_soft_driver(
         }
         std::vector<node_id> host_ids;
         std::vector<int> host_numa;
+        std::vector<std::size_t> host_bytes;  // a cgroup may grant less than the machine has
         for (const host_node& host : machine.hosts()) {
             host_ids.push_back(host.id);
             host_numa.push_back(host.can_bind ? static_cast<int>(host.os_index) : -1);
+            host_bytes.push_back(align_down(host.bytes, page_bytes));
         }
         soft::driver_options options;
         options.host_numa = host_numa;
+        options.host_bytes = host_bytes;
         options.make_hole = &make_trapped_hole;
         options.queue_salt = registry::next_number(number_kind::backend);
         return std::make_unique<soft::driver>(devices, device_ids, host_ids, options);

@@ -192,8 +192,12 @@ inline void conf::add(std::string_view one) noexcept {
     }
     const std::size_t colon = one.find(':');
     const std::string_view key = detail::trim(one.substr(0, colon));
-    const std::string_view value =
-        colon == std::string_view::npos ? std::string_view{} : detail::trim(one.substr(colon + 1));
+    if (colon == std::string_view::npos) {
+        std::fprintf(stderr, "xmm: XMM_CONF: \"%.*s\" is passed over: an entry is key:value\n",
+                     static_cast<int>(one.size()), one.data());
+        return;
+    }
+    const std::string_view value = detail::trim(one.substr(colon + 1));
     if (!is_known(key)) {
         std::fprintf(stderr, "xmm: XMM_CONF: unknown key \"%.*s\"; known are",
                      static_cast<int>(key.size()), key.data());
@@ -238,7 +242,10 @@ inline std::uint64_t conf::number(std::string_view key, std::uint64_t otherwise,
     if (detail::take_number(rest, value) && rest.empty() && value >= least && value <= most) {
         return value;
     }
-    warn_malformed(*found, "a number in its range");
+    char expected[64];
+    std::snprintf(expected, sizeof expected, "a number from %llu to %llu",
+                  static_cast<unsigned long long>(least), static_cast<unsigned long long>(most));
+    warn_malformed(*found, expected);
     return otherwise;
 }
 
