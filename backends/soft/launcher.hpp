@@ -54,6 +54,8 @@ struct kernel_of final : kernel {
 // A queue and its driver. Both outlive it.
 class stream {
 public:
+    using driver_type = driver;
+
     stream(driver& owner, queue_id queue) noexcept : driver_{&owner}, queue_{queue} {}
 
     [[nodiscard]] queue_id queue() const noexcept { return queue_; }

@@ -45,7 +45,7 @@ namespace xmm::demo {
     std::string digits = std::to_string(count);
     for (std::size_t at = digits.size(); at > 3;) {
         at -= 3;
-        digits.insert(at, " ");
+        digits.insert(at, 1, ' ');
     }
     return digits;
 }

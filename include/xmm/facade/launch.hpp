@@ -60,25 +60,36 @@ template <detail::stretch R>
 
 namespace detail {
 
-// A function object that calls fn with the queue's own launcher, if fn takes it.
-template <class Fn>
-status call_launcher(queue& line, Fn& fn) {
-    if constexpr (std::is_invocable_v<Fn&, soft::stream&>) {
-        if (void* driver = line.native(soft::driver::native_kind)) {
-            soft::stream stream{*static_cast<soft::driver*>(driver), line.id()};
-            using answer = std::invoke_result_t<Fn&, soft::stream&>;
-            if constexpr (std::is_void_v<answer>) {
-                fn(stream);
-                return {};
-            } else if constexpr (std::is_same_v<answer, status>) {
-                return fn(stream);
-            } else {
-                auto outcome = fn(stream);
-                return outcome ? status{} : outcome.error();
-            }
+// Calls fn with a launcher of that kind, if fn takes one and the queue's device has one.
+template <class Launcher, class Fn>
+bool try_launcher(queue& line, Fn& fn, status& outcome) {
+    if constexpr (std::is_invocable_v<Fn&, Launcher&>) {
+        using driver_type = typename Launcher::driver_type;
+        void* driver = line.native(driver_type::native_kind);
+        if (driver == nullptr) {
+            return false;
         }
+        Launcher one{*static_cast<driver_type*>(driver), line.id()};
+        using answer = std::invoke_result_t<Fn&, Launcher&>;
+        if constexpr (std::is_void_v<answer>) {
+            fn(one);
+        } else if constexpr (std::is_same_v<answer, status>) {
+            outcome = fn(one);
+        } else {
+            auto enqueued = fn(one);
+            outcome = enqueued ? status{} : enqueued.error();
+        }
+        return true;
     }
-    return fail(errc::unsupported, "the function takes no launcher of this queue's device");
+    return false;
+}
+template <class... Launchers, class Fn>
+status call_launcher(queue& line, Fn& fn) {
+    status outcome;
+    const bool was_called = (try_launcher<Launchers>(line, fn, outcome) || ...);
+    return was_called
+               ? outcome
+               : fail(errc::unsupported, "the function takes no launcher of this queue's device");
 }
 
 }  // namespace detail
@@ -91,8 +102,10 @@ struct overloads : Fns... {
 template <class... Fns>
 overloads(Fns...) -> overloads<Fns...>;
 
-// fn may return nothing, or a status or result whose failure is passed on. The ticket is reached when the work is done.
-template <class Fn>
+// fn may return nothing, or a status or result whose failure is passed on. For devices of a vendor of your own
+// name its launcher, launch<my::stream>(...): a type made from (driver&, queue_id), whose driver_type has a
+// native_kind and a native(); see concepts/backend_table.hpp. The ticket is reached when the work is done.
+template <class... Launchers, class Fn>
 [[nodiscard]] result<ticket> launch(queue& line, std::span<const use> uses, Fn&& fn) {
     if (line.id().value == 0) {
         return fail(errc::invalid_argument, "a moved-from queue");
@@ -123,7 +136,7 @@ template <class Fn>
     }
     status called;
     try {
-        called = detail::call_launcher(line, fn);
+        called = detail::call_launcher<Launchers..., soft::stream>(line, fn);
     } catch (...) {
         marks.hand_over(line.record());
         throw;
@@ -137,9 +150,10 @@ template <class Fn>
     return called ? result<ticket>{done} : result<ticket>{called};
 }
 
-template <class Fn>
+template <class... Launchers, class Fn>
 [[nodiscard]] result<ticket> launch(queue& line, std::initializer_list<use> uses, Fn&& fn) {
-    return launch(line, std::span<const use>{uses.begin(), uses.size()}, std::forward<Fn>(fn));
+    return launch<Launchers...>(line, std::span<const use>{uses.begin(), uses.size()},
+                                std::forward<Fn>(fn));
 }
 
 }  // namespace xmm
