@@ -42,8 +42,8 @@ using hole_maker = status (*)(void* context, va_range range) noexcept;
 
 class cpu_map {
 public:
-    cpu_map(hole_maker make_hole, void* context) noexcept
-        : make_hole_{make_hole != nullptr ? make_hole : &make_plain_hole}, context_{context} {}
+    cpu_map(hole_maker hole, void* context) noexcept
+        : make_hole_{hole != nullptr ? hole : &make_plain_hole}, context_{context} {}
 
     [[nodiscard]] status make_hole(va_range range) noexcept {
         const status outcome = make_hole_(context_, range);

@@ -106,7 +106,8 @@ public:
 
     // ---- hints and copies
 
-    // gmadvise: see placement/advise.hpp for what each hint does. will_need returns when the pages are there.
+    // gmadvise: see placement/advise.hpp for what each hint does. will_need returns when the pages are there, as
+    // far as they fit and may move: a hint is no promise; make_resident is.
     status advise(node_id node, void* pointer, std::size_t bytes, advice what) noexcept {
         result<place> to = state_->check_place(node);
         result<va_range> range = check_advice(pointer, bytes, what);
@@ -194,7 +195,7 @@ public:
         return found ? result<node_description>{(*found)->about}
                      : result<node_description>{found.error()};
     }
-    // What xmm may hold on a node, in this process. Lowering it demotes pages at once; busy: pinned or
+    // What xmm may hold on a node, in this process: bytes, or no_budget for all there is. Lowering it demotes pages at once; busy: pinned or
     // used pages keep the node above it for now.
     status set_budget(node_id id, std::size_t bytes) noexcept {
         result<xmm::node*> found = state_->check_node(id);

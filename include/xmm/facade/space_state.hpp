@@ -201,6 +201,9 @@ private:
                 return fail(errc::unknown_node, "no such node is attached to this space");
             }
         }
+        if (wanted.fixed != no_node && bytes > core.find_node(wanted.fixed)->book->limit()) {
+            return fail(errc::no_memory, "fixed memory larger than what its node may hold");
+        }
         return wanted.name == nullptr ? fail(errc::invalid_argument, "a name is not null")
                                       : status{};
     }

@@ -15,8 +15,8 @@ namespace xmm {
 // What one node of a space holds now. Bytes.
 struct node_usage {
     node_id node = no_node;
-    std::size_t limit = 0;  // what xmm may hold there: the lesser of budget and capacity
-    std::size_t budget = 0;
+    std::size_t limit = 0;        // what xmm may hold there: the lesser of budget and capacity
+    std::size_t budget = 0;       // no_budget: none was set
     std::size_t used = 0;         // frames of all spaces of this process, free ones included
     std::size_t free_frames = 0;  // this space's, kept for the next request
     std::size_t peak = 0;         // highest `used` so far

@@ -21,6 +21,9 @@
 
 namespace xmm {
 
+// A budget that does not limit.
+inline constexpr std::size_t no_budget = SIZE_MAX;
+
 class ledger {
 public:
     // The first space that attaches the node says how large it is; later ones agree.
@@ -67,7 +70,7 @@ private:
     }
 
     std::atomic<std::size_t> capacity_{0};
-    std::atomic<std::size_t> budget_{SIZE_MAX};
+    std::atomic<std::size_t> budget_{no_budget};
     std::atomic<std::size_t> used_{0};
     std::atomic<std::size_t> peak_{0};
 };

@@ -30,10 +30,9 @@ public:
           usage_{usage},
           node_{node},
           driver_code_{driver_code} {
-        std::snprintf(
-            text_.data(), text_.size(),
-            "xmm: out of memory: %s on node %d: %zu bytes asked, %zu used, limit %zu: %s (%d)",
-            resource, node.value, bytes, usage.used, usage.limit, cause, driver_code);
+        std::snprintf(text_.data(), text_.size(),
+                      "xmm: out of memory: %s on node %d: %zu bytes asked, %zu used, limit %zu: %s",
+                      resource, node.value, bytes, usage.used, usage.limit, cause);
     }
 
     [[nodiscard]] const char* what() const noexcept override { return text_.data(); }
