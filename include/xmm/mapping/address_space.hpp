@@ -385,7 +385,9 @@ private:
         // Free host frames are kept for the next demotion, but only a few: the system wants them, too.
         added.pool.open(driver, id, added.slot, is_host, *added.book,
                         is_host ? kept_host_bytes : SIZE_MAX);
-        host_count_ += is_host ? 1 : 0;
+        if (is_host) {  // not written to by an attach that others do not wait for
+            ++host_count_;
+        }
         // release: pairs with the acquire in node_count.
         node_count_.store(slot + 1, std::memory_order_release);
         return {};
