@@ -138,7 +138,8 @@ TEST_CASE("engine: destroyed while its prefetches run") {
     CHECK(made->advise_async(made->devices()[0], data, 24_MiB, advice::will_need));
 }
 
-TEST_CASE("engine: a device that has no frame and cannot map the host's copy gives up, and leaks none") {
+TEST_CASE(
+    "engine: a device that has no frame and cannot map the host's copy gives up, and leaks none") {
     auto first = driver_of({device_of(64_MiB)});
     auto second = driver_of({device_of(16_MiB)});
     auto made = space::create_on(*first);

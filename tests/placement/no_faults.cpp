@@ -157,16 +157,17 @@ TEST_CASE("no_faults: a kernel that touches what it did not declare loses the de
     CHECK(r.of().unmap(data));
 }
 
-TEST_CASE("no_faults: a launch that reads and writes one read-mostly granule does not wait for itself") {
+TEST_CASE(
+    "no_faults: a launch that reads and writes one read-mostly granule does not wait for itself") {
     rig r{{device_of(32_MiB, false)}};
     auto* data = r.map(2_MiB, {.granule_bytes = page_bytes, .is_read_mostly = true});
     data[0] = 5;
     REQUIRE(r.of().advise(r.device(), data, 2_MiB, advice::will_need));
     REQUIRE(r.state(data) == residency::duplicated);
     const device_view<std::uint64_t> view{data, 200};
-    auto point = launch(r.line(), {reads(data, 800), writes(data + 100, 800)}, [&](soft::stream& s) {
-        return s.run([view] { view.store(100, view.load(0) + 1); });
-    });
+    auto point = launch(
+        r.line(), {reads(data, 800), writes(data + 100, 800)},
+        [&](soft::stream& s) { return s.run([view] { view.store(100, view.load(0) + 1); }); });
     REQUIRE(point);
     REQUIRE(r.line().wait(*point));
     CHECK(data[100] == 6);
@@ -181,7 +182,8 @@ TEST_CASE("no_faults: a lost device does not take the host's memory with it") {
     auto* data = r.map(8_MiB);
     auto* undeclared = r.map(2_MiB);
     const device_view<std::uint64_t> view{undeclared, 1};
-    auto point = launch(r.line(), {}, [&](soft::stream& s) { return s.run([view] { view.store(0, 1); }); });
+    auto point =
+        launch(r.line(), {}, [&](soft::stream& s) { return s.run([view] { view.store(0, 1); }); });
     // Lost by then or a moment later.
     CHECK((point ? r.line().wait(*point) : point.error()).code == errc::device_lost);
     CHECK(count_nonzero(data, 4_MiB) == 0);

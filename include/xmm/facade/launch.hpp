@@ -109,7 +109,8 @@ template <class Fn>
     std::unique_lock<space_state::launch_turn> order{state.launch_order, std::defer_lock};
     if (!(*on)->can(ability::device_faults)) {
         if (state.launch_order.is_mine()) {
-            return fail(errc::busy, "a launch from the function of another, on a device without faults");
+            return fail(errc::busy,
+                        "a launch from the function of another, on a device without faults");
         }
         order.lock();
     }

@@ -44,18 +44,18 @@ struct granule {
     std::uint8_t home = no_slot;                        // (P)  slot that has the data, if resident
     std::array<frame_record*, max_slots> frames{};      // (P)  home's and the clean copies'
     std::array<access, max_slots> mapped{};             // (P)  what each accessor may do now
-    std::uint32_t pins = 0;                   // (P)  users' pins: never moved while above 0
-    bool is_fixed = false;                    // (P)  lives on its node for good
-    std::uint8_t preferred = no_slot;         // (P)  hint
-    bool is_read_mostly = false;              // (P)  hint
-    bool is_optional = false;                 // (P)  the mover may be told to give up
-    bool was_touched = false;                 // (P)  ... because somebody wrote meanwhile
-    std::atomic<bool> is_urgent{false};       // (A)  somebody waits for the move to end
-    std::atomic<std::uint32_t> moving{0};     // (A)  a transit; written under P
-    std::atomic<std::uint32_t> holds{0};      // (A)  raised under P, dropped without
+    std::uint32_t pins = 0;                      // (P)  users' pins: never moved while above 0
+    bool is_fixed = false;                       // (P)  lives on its node for good
+    std::uint8_t preferred = no_slot;            // (P)  hint
+    bool is_read_mostly = false;                 // (P)  hint
+    bool is_optional = false;                    // (P)  the mover may be told to give up
+    bool was_touched = false;                    // (P)  ... because somebody wrote meanwhile
+    std::atomic<bool> is_urgent{false};          // (A)  somebody waits for the move to end
+    std::atomic<std::uint32_t> moving{0};        // (A)  a transit; written under P
+    std::atomic<std::uint32_t> holds{0};         // (A)  raised under P, dropped without
     std::atomic<std::uint32_t> hold_waiters{0};  // (A)  who waits for the holds to be dropped
-    std::atomic<std::uint32_t> uses{0};       // (A)  launches that name it; raised under P
-    std::atomic<std::uint32_t> firm_uses{0};  // (A)  those on devices that take no faults
+    std::atomic<std::uint32_t> uses{0};          // (A)  launches that name it; raised under P
+    std::atomic<std::uint32_t> firm_uses{0};     // (A)  those on devices that take no faults
 
     [[nodiscard]] bool is_moving() const noexcept {
         // relaxed: only a caller with the page lock may rely on it, and the lock orders it.

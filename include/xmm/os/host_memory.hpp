@@ -88,7 +88,8 @@ struct errno_keeper {
 [[nodiscard]] inline bool is_mapped(va_range range) noexcept {
     const std::size_t os_page = os_page_bytes();
     // Nothing is ever mapped in the last page of all addresses, whose end is 0.
-    if (range.is_empty() || range.end() < range.begin || range.end() > align_down(SIZE_MAX, os_page)) {
+    if (range.is_empty() || range.end() < range.begin ||
+        range.end() > align_down(SIZE_MAX, os_page)) {
         return false;
     }
     detail::errno_keeper keep;
