@@ -64,6 +64,8 @@ public:
         return standing - standing_.begin;
     }
     [[nodiscard]] status binding() const noexcept { return binding_; }
+    // Why no frame can ever be made here; ok otherwise.
+    [[nodiscard]] status state() const noexcept { return state_; }
     [[nodiscard]] std::size_t frame_bytes() noexcept {
         return with(lock_, [&] { return frame_bytes_; });
     }

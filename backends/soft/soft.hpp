@@ -97,6 +97,9 @@ public:
         if (index == memories_.size()) {
             return fail(errc::unknown_node, "not a node of this driver");
         }
+        if (const status usable = memories_[index]->state(); !usable) {
+            return usable;
+        }
         node_description about;
         about.bytes = memories_[index]->bytes();
         const device* one = devices_[index].get();

@@ -181,6 +181,12 @@ TEST_CASE("space: bad copies are refused and change nothing") {
     CHECK(code(nullptr, data, 1) == errc::invalid_argument);
     CHECK(code(data, plain.data(), SIZE_MAX) == errc::invalid_argument);
     CHECK(code(data, plain.data(), SIZE_MAX - to_address(data)) != errc::ok);
+    // At once, though it takes hours to look at so many pages.
+    CHECK(code(plain.data(), data, SIZE_MAX / 4) == errc::not_mapped);
+    char* top = reinterpret_cast<char*>(&data);
+    CHECK(code(top, top + 1, SIZE_MAX / 4) == errc::not_mapped);
+    CHECK(code(top, data, SIZE_MAX - to_address(top) - 2) == errc::not_mapped);
+    CHECK(code(top, top - 8, SIZE_MAX - to_address(top) - 2) == errc::not_mapped);
     CHECK(code(data + 4_MiB, plain.data(), 2_MiB + 1) == errc::not_mapped);
     CHECK(code(plain.data(), data + 4_MiB, 2_MiB + 1) == errc::not_mapped);
     // Plain memory that is not there, wholly or in part.

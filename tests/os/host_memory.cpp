@@ -29,6 +29,8 @@ TEST_CASE("host_memory: is_mapped sees holes anywhere in a range") {
     const std::size_t os_page = os_page_bytes();
     const mapping m{8};
     CHECK(is_mapped(m.range));
+    CHECK_FALSE(is_mapped({m.range.begin, SIZE_MAX - m.range.begin}));  // its end rounds up to 0
+    CHECK_FALSE(is_mapped({m.range.begin, SIZE_MAX - m.range.begin - os_page + 2}));
     CHECK(is_mapped({m.range.begin + 1, 1}));
     CHECK(is_mapped({m.range.begin + os_page - 1, 2}));
     ::munmap(to_pointer(m.range.begin + 4 * os_page), os_page);

@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include "../core/child.hpp"
 #include "rig.hpp"
 
 using namespace xmm;
@@ -97,4 +98,16 @@ TEST_CASE("binding works or says why not") {
     const frame one = made(nowhere, page_bytes);  // tolerated
     at<int>(one.standing) = 1;
     nowhere.drop(one);
+}
+
+TEST_CASE("memory: a driver that found no addresses for a node says so when asked about it") {
+    const ending how = xmm::test::in_child([] {
+        const rlimit most{std::size_t{2} << 30, std::size_t{2} << 30};  // a node reserves 16 GiB
+        ::setrlimit(RLIMIT_AS, &most);
+        const node_id device{1}, host{0};
+        const soft::device_options one{.bytes = std::size_t{64} << 30};
+        soft::driver driver{{&one, 1}, {&device, 1}, {&host, 1}};
+        std::printf("%s\n", name_of(driver.describe(device).code()));
+    });
+    CHECK(how.text == "no memory\n");
 }

@@ -115,11 +115,13 @@ struct errno_keeper {
 // Whether each OS page of the range belongs to some mapping, readable or not. A range that is empty or
 // wraps around is not mapped.
 [[nodiscard]] inline bool is_mapped(va_range range) noexcept {
-    if (range.is_empty() || range.end() < range.begin) {
+    const std::size_t os_page = os_page_bytes();
+    // Nothing is ever mapped in the last page of all addresses, whose end is 0.
+    if (range.is_empty() || range.end() < range.begin ||
+        range.end() > align_down(SIZE_MAX, os_page)) {
         return false;
     }
     detail::errno_keeper keep;
-    const std::size_t os_page = os_page_bytes();
     const address begin = align_down(range.begin, os_page);
     const std::size_t bytes = align_up(range.end(), os_page) - begin;
     // Since 2.6.19 this only walks the mappings; it starts no I/O.
