@@ -27,7 +27,6 @@
 #include "progress.hpp"
 #include "report.hpp"
 #include "sampler.hpp"
-#include "unified_resource.hpp"
 
 namespace xmm::demo {
 
@@ -73,7 +72,7 @@ public:
           device_{device},
           input_{input},
           queue_{check(memory.make_queue(device), "make a queue")},
-          unified_{memory, options_for_vectors()} {}
+          unified_{port_of(memory), no_node, page_bytes} {}
     cluster_run(const cluster_run&) = delete;
     cluster_run& operator=(const cluster_run&) = delete;
     ~cluster_run() { (void)queue_.synchronize(); }
@@ -145,13 +144,6 @@ private:
     static constexpr std::size_t sum_fields = 4;
     static constexpr std::size_t pixels_at_once =
         4096;  // while their pages are held in place: 0.1 ms
-
-    [[nodiscard]] static map_options options_for_vectors() noexcept {
-        map_options out;
-        out.granule_bytes = page_bytes;
-        out.name = "k-means";
-        return out;
-    }
 
     void assign(const std::pmr::vector<colour>& colours, std::pmr::vector<std::uint8_t>& labels,
                 std::pmr::vector<std::int64_t>& sums, const centroids& centres) {
