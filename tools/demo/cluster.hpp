@@ -69,7 +69,6 @@ class cluster_run {
 public:
     cluster_run(space& memory, node_id device, const cluster_input& input)
         : memory_{memory},
-          device_{device},
           input_{input},
           queue_{check(memory.make_queue(device), "make a queue")},
           unified_{port_of(memory), no_node, page_bytes} {}
@@ -91,7 +90,7 @@ public:
         const run_clock clock{memory_, queue_};
         residency_sampler sampler{
             memory_,
-            device_,
+            queue_,
             {{"colours", {to_address(colours.data()), count * sizeof(colour)}},
              {"labels", {to_address(labels.data()), count}},
              {"painted", {to_address(painted.data()), count * sizeof(rgba)}}}};
@@ -204,7 +203,6 @@ private:
     }
 
     space& memory_;
-    node_id device_;
     const cluster_input& input_;
     queue queue_;
     unified_resource unified_;

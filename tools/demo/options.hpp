@@ -60,6 +60,9 @@ struct options {
             }
         }
     }
+    if (std::filesystem::is_directory(name, error)) {
+        throw bad_input(name + ": is a folder; --trace takes a file");
+    }
     throw bad_input(
         name + ": no such trace, neither a file nor one of the project's (see traces/README.md)");
 }
