@@ -134,7 +134,7 @@ inline image draw_heat_map(const heat_map& map) {
 
     // Legend, in one line under the title.
     int x = left;
-    const char* const names[] = {"untouched", "on the host", "on the device", "on both"};
+    const char* const names[] = {"no data", "on the host", "on the device", "on both"};
     const std::array<bool, 4> occurs = places_of(map);
     for (unsigned place = 0; place < occurs.size(); ++place) {
         if (!occurs[place]) {

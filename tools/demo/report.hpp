@@ -99,7 +99,8 @@ inline constexpr const char* report_legend =
         out += fmt::format("{}{}: {:.1f} s", run.policy, what.empty() ? " moved nothing" : what,
                            run.seconds);
         if (const double slowdown = slowdown_of(run, runs); slowdown > 0) {
-            out += fmt::format(", {:.1f} times as long", slowdown);
+            out += slowdown < 1.05 ? fmt::format(", no longer than {}", in_core)
+                                   : fmt::format(", {:.2g} times as long", slowdown);
         }
     }
     return out + ".";
