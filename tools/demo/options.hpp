@@ -54,7 +54,8 @@ struct options {
         for (const auto& folder : trace_folders()) {
             for (const char* ending : {"", ".csv.gz"}) {
                 const auto path = folder / (name + ending);
-                if (std::filesystem::exists(path, error)) {
+                if (std::filesystem::exists(path, error) &&
+                    !std::filesystem::is_directory(path, error)) {
                     return path.string();
                 }
             }
