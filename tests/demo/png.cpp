@@ -154,8 +154,10 @@ TEST_CASE("what is no whole PNG is refused with a reason") {
 
     write_png(folder.file("whole.png"), image{64, 64, {9, 8, 7, 255}});
     const std::string whole = read_file(folder.file("whole.png"));
-    CHECK(error_of(whole.substr(0, 20)).find("x.png: the picture is cut short") != std::string::npos);
-    CHECK(error_of(whole.substr(0, whole.size() - 20)).find("x.png: the picture is cut short") != std::string::npos);
+    CHECK(error_of(whole.substr(0, 20)).find("x.png: the picture is cut short") !=
+          std::string::npos);
+    CHECK(error_of(whole.substr(0, whole.size() - 20)).find("x.png: the picture is cut short") !=
+          std::string::npos);
     std::string damaged = whole;
     damaged[damaged.find("IDAT") + 10] ^= 0x11;
     CHECK(error_of(damaged).find("x.png: ") != std::string::npos);

@@ -15,11 +15,10 @@
 #include <string>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <xmm/xmm.hpp>
 
 #include "check.hpp"
+#include "format.hpp"
 #include "heat_map.hpp"
 #include "image.hpp"
 #include "kmeans.hpp"

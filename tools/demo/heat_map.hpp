@@ -16,9 +16,8 @@
 #include <string_view>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "canvas.hpp"
+#include "format.hpp"
 #include "image.hpp"
 
 namespace xmm::demo {
@@ -27,7 +26,7 @@ enum class page_place : std::uint8_t { nowhere, host, device, both };
 
 struct heat_sample {
     double seconds = 0;
-    std::uint64_t link_bytes = 0;  // that crossed the link until now, both ways
+    std::uint64_t link_bytes = 0;   // that crossed the link until now, both ways
     std::vector<page_place> pages;  // by address
 };
 
@@ -217,8 +216,7 @@ inline image draw_heat_map(const heat_map& map) {
         }
         mark(line, fmt::format("{} MiB", map.device_bytes >> 20));
     } else {
-        mark(strip_top + strip_height - strip_pixels(rate_step),
-             fmt::format("{:.0f}", rate_step));
+        mark(strip_top + strip_height - strip_pixels(rate_step), fmt::format("{:.0f}", rate_step));
     }
     draw_on_ground(draw, left + 10, strip_top + 9,
                    shows_device ? "held by the device" : "crossed the link, MiB/s", ink);

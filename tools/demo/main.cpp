@@ -13,7 +13,6 @@
 #include <string_view>
 #include <vector>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <xmm/xmm.hpp>
@@ -21,6 +20,7 @@
 #include "block_plan.hpp"
 #include "check.hpp"
 #include "cluster.hpp"
+#include "format.hpp"
 #include "landscape.hpp"
 #include "machine.hpp"
 #include "memory.hpp"
@@ -323,8 +323,7 @@ void warn_of_unused_conf() {
     constexpr std::string_view unset = "\n";  // no value is a blank
     std::string names;
     for (const conf_key& key : conf::known_keys) {
-        if (key.name.starts_with("soft_") &&
-            conf::of_process().text(key.name, unset) != unset) {
+        if (key.name.starts_with("soft_") && conf::of_process().text(key.name, unset) != unset) {
             names += fmt::format("{}{}", names.empty() ? "" : ", ", key.name);
         }
     }

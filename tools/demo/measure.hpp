@@ -26,7 +26,10 @@ namespace xmm::demo {
 class run_clock {
 public:
     run_clock(space& memory, queue& line)
-        : memory_{memory}, line_{line}, before_{memory.statistics()}, link_before_{link_bytes(line)} {}
+        : memory_{memory},
+          line_{line},
+          before_{memory.statistics()},
+          link_before_{link_bytes(line)} {}
 
     // Seconds and counters since construction.
     void fill(run_report& out) const {

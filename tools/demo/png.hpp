@@ -15,9 +15,8 @@
 #include <memory>
 #include <string>
 
-#include <fmt/format.h>
-
 #include "bad_input.hpp"
+#include "format.hpp"
 #include "image.hpp"
 
 namespace xmm::demo {
@@ -41,10 +40,9 @@ struct png_work {
 };
 
 // libpng calls the end of a file within the picture a read error.
-[[noreturn]] inline void refuse_png(const std::string& path, std::FILE* file,
-                                    const char* message) {
-    throw bad_input(fmt::format("{}: {}", path,
-                                std::feof(file) != 0 ? "the picture is cut short" : message));
+[[noreturn]] inline void refuse_png(const std::string& path, std::FILE* file, const char* message) {
+    throw bad_input(
+        fmt::format("{}: {}", path, std::feof(file) != 0 ? "the picture is cut short" : message));
 }
 
 }  // namespace detail

@@ -16,7 +16,7 @@
 #include <string>
 #include <utility>
 
-#include <fmt/format.h>
+#include "format.hpp"
 
 namespace xmm::demo {
 

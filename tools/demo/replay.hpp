@@ -16,12 +16,11 @@
 #include <string>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <xmm/xmm.hpp>
 
 #include "block_plan.hpp"
 #include "check.hpp"
+#include "format.hpp"
 #include "heat_map.hpp"
 #include "measure.hpp"
 #include "progress.hpp"

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "format.hpp"
 #include "table.hpp"
 
 namespace xmm::demo {
@@ -50,16 +50,15 @@ struct run_report {
 }
 
 [[nodiscard]] inline std::string report_table(const std::vector<run_report>& runs) {
-    table out{{"part", "policy", "seconds", "slowdown", "to device", "to host", "mapped", "dev faults",
-               "CPU faults", "coalesced", "reclaimed", "pages dev/host", "check"},
+    table out{{"part", "policy", "seconds", "slowdown", "to device", "to host", "mapped",
+               "dev faults", "CPU faults", "coalesced", "reclaimed", "pages dev/host", "check"},
               2};
     for (const run_report& run : runs) {
         out.add({run.part, run.policy, fmt::format("{:.2f}", run.seconds),
-                 fmt::format("{:.2f}", slowdown_of(run, runs)),
-                 show_bytes(run.bytes_to_device), show_bytes(run.bytes_to_host),
-                 show_bytes(run.mapped_bytes), show_count(run.device_faults),
-                 show_count(run.cpu_faults), show_count(run.coalesced),
-                 show_bytes(run.reclaimed_bytes),
+                 fmt::format("{:.2f}", slowdown_of(run, runs)), show_bytes(run.bytes_to_device),
+                 show_bytes(run.bytes_to_host), show_bytes(run.mapped_bytes),
+                 show_count(run.device_faults), show_count(run.cpu_faults),
+                 show_count(run.coalesced), show_bytes(run.reclaimed_bytes),
                  fmt::format("{}/{}", run.pages_on_device, run.pages_on_host),
                  run.is_correct ? "equal" : "DIFFERS"});
     }
@@ -69,7 +68,8 @@ struct run_report {
 inline constexpr const char* report_legend =
     "slowdown: times as long as in core, on a device that holds everything; mapped: reached over "
     "the link, not moved;\n"
-    "coalesced: faults whose page was there or on its way; reclaimed: taken from the device to make "
+    "coalesced: faults whose page was there or on its way; reclaimed: taken from the device to "
+    "make "
     "room;\n"
     "pages dev/host: where the 2 MiB pages were at the end, copies on both.\n";
 
