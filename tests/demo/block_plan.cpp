@@ -89,6 +89,32 @@ TEST_CASE("a plan scales to the target, frees everything and counts right") {
     CHECK(first.steps.size() == 4);
 }
 
+TEST_CASE("a page is dead once no live block touches it") {
+    page_use pages{1000, 100};
+    const auto block = [](std::size_t offset, std::size_t bytes) {
+        return plan_step{true, 0, offset, bytes};
+    };
+    pages.allocate(block(0, 250));
+    pages.allocate(block(250, 50));
+    pages.allocate(block(300, 700));
+    CHECK(pages.take_dead().empty());
+    pages.deallocate(block(0, 250));  // its last page still has the second block
+    auto dead = pages.take_dead();
+    REQUIRE(dead.size() == 1);
+    CHECK(dead[0].first == 0);
+    CHECK(dead[0].count == 2);
+    CHECK(pages.take_dead().empty());  // told once
+    pages.deallocate(block(250, 50));
+    pages.deallocate(block(300, 700));
+    pages.allocate(block(550, 10));  // page 5 came to life again
+    dead = pages.take_dead();
+    REQUIRE(dead.size() == 2);
+    CHECK(dead[0].first == 2);
+    CHECK(dead[0].count == 3);
+    CHECK(dead[1].first == 6);
+    CHECK(dead[1].count == 4);
+}
+
 TEST_CASE("the pattern's sum is what adding its words gives") {
     for (const std::uint32_t block : {0u, 1u, 77u, 4294967295u}) {
         const block_pattern pattern{block};

@@ -30,6 +30,7 @@ TEST_CASE("a heat map shows pages where they are and when") {
     // Page 0 is on the host throughout; page 3 comes to the device half way.
     for (int i = 0; i < 10; ++i) {
         map.samples.push_back({static_cast<double>(i),
+                               0,
                                {page_place::host, page_place::nowhere, page_place::both,
                                 i >= 5 ? page_place::device : page_place::nowhere}});
     }
@@ -42,6 +43,22 @@ TEST_CASE("a heat map shows pages where they are and when") {
     CHECK(picture.at(left + 300, top + 200) == place(page_place::both));
     CHECK(picture.at(left + 500, top + 60) == place(page_place::nowhere));
     CHECK(picture.at(left + 530, top + 60) == place(page_place::device));
+
+    // No page came to the second map's device: its strip shows the link, which carried 30 MiB in
+    // the first half and nothing afterwards.
+    heat_map mapped;
+    mapped.device_bytes = 2 << 21;
+    mapped.seconds = 10;
+    mapped.samples = {{0, 0, {page_place::host}},
+                      {5, std::uint64_t{30} << 20, {page_place::host}},
+                      {10, std::uint64_t{30} << 20, {page_place::host}}};
+    const image reached = draw_heat_map(mapped);
+    const std::uint32_t strip_bottom = top + 512 + 22 + 96 - 2;
+    CHECK(reached.at(left + 300, strip_bottom) == detail::link_colour);
+    CHECK(reached.at(left + 700, strip_bottom) == place(page_place::nowhere));
+    CHECK(picture.at(left + 700, strip_bottom) == place(page_place::device));
+    CHECK(detail::link_rates(mapped, 1000)[200] == doctest::Approx(6));
+    CHECK(detail::places_of(mapped) == std::array<bool, 4>{false, true, false, false});
 
     heat_map empty;
     CHECK(draw_heat_map(empty).width == picture.width);  // nothing sampled is still a picture

@@ -77,6 +77,8 @@ TEST_CASE("a trace is found by its path or by its short name") {
     CHECK(find_trace(folder.file("own.csv")) == folder.file("own.csv"));
     CHECK(bad_input_of([&] { (void)find_trace(folder.file("none.csv")); }).find("no such trace") !=
           std::string::npos);
+    CHECK(bad_input_of([&] { (void)find_trace(folder.file(".")); }).find("is a folder") !=
+          std::string::npos);
     CHECK(bad_input_of([] { (void)find_trace("no_such_trace"); }).find("no such trace") !=
           std::string::npos);
 }

@@ -127,6 +127,16 @@ TEST_CASE("every kind of PNG is read") {
     }
 }
 
+TEST_CASE("transparency is laid onto white") {
+    image picture{3, 1};
+    picture.pixels = {{10, 20, 30, 255}, {10, 20, 30, 0}, {0, 100, 255, 128}};
+    CHECK(flatten_onto_white(picture));
+    CHECK(picture.at(0, 0) == rgba{10, 20, 30, 255});
+    CHECK(picture.at(1, 0) == rgba{255, 255, 255, 255});
+    CHECK(picture.at(2, 0) == rgba{127, 177, 255, 255});
+    CHECK_FALSE(flatten_onto_white(picture));
+}
+
 TEST_CASE("what is no whole PNG is refused with a reason") {
     temporary_folder folder;
     const auto error_of = [&](const std::string& bytes) {
@@ -144,8 +154,10 @@ TEST_CASE("what is no whole PNG is refused with a reason") {
 
     write_png(folder.file("whole.png"), image{64, 64, {9, 8, 7, 255}});
     const std::string whole = read_file(folder.file("whole.png"));
-    CHECK(error_of(whole.substr(0, 20)).find("x.png: ") != std::string::npos);
-    CHECK(error_of(whole.substr(0, whole.size() - 20)).find("x.png: ") != std::string::npos);
+    CHECK(error_of(whole.substr(0, 20)).find("x.png: the picture is cut short") !=
+          std::string::npos);
+    CHECK(error_of(whole.substr(0, whole.size() - 20)).find("x.png: the picture is cut short") !=
+          std::string::npos);
     std::string damaged = whole;
     damaged[damaged.find("IDAT") + 10] ^= 0x11;
     CHECK(error_of(damaged).find("x.png: ") != std::string::npos);

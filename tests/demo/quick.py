@@ -6,6 +6,7 @@ quick.py XMM_DEMO
 """
 import gzip
 import json
+import os
 import pathlib
 import struct
 import subprocess
@@ -17,9 +18,9 @@ PROGRAM = str(pathlib.Path(sys.argv[1]).resolve())
 TRACES = pathlib.Path(__file__).resolve().parents[2] / "traces"
 
 
-def run(folder, *words):
+def run(folder, *words, **more):
     return subprocess.run([PROGRAM, *words], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=200)
+                          timeout=200, env={**os.environ, **more})
 
 
 def expect(condition, what, done=None):
@@ -54,19 +55,25 @@ def quick_round(folder):
     done = run(folder, "--quick", "--clusters", "6")
     expect(done.returncode == 0, f"exit code {done.returncode}", done)
     for words in ["node 0", "CPU", "link 4 GB/s each way", "scaled 1 :", "drawn by the demo", "first_touch", "mapped",
-                  "every word as written", "labels, centroids and picture as the CPU's", "All results equal the CPU's"]:
+                  "every word as written", "labels, centroids and picture as the CPU's", "All results equal the CPU's",
+                  "in core", " moved ", " reached ", "slowdown: ", "replay: in core it takes", "k-means: in core it takes"]:
         expect(words in done.stdout, f"'{words}' is missing", done)
     out = folder / "xmm-demo-out"
-    for name in ["heat-replay-first_touch", "heat-kmeans-first_touch", "heat-replay-mapped", "heat-kmeans-mapped"]:
+    expect(len(done.stderr.splitlines()) == 6, "one line of progress a part", done)
+    for name in ["heat-replay-opt13b_b8-first_touch", "heat-kmeans-landscape-first_touch",
+                 "heat-replay-opt13b_b8-mapped", "heat-kmeans-landscape-mapped"]:
         width, height, rows = png_rows(out / f"{name}.png")
         expect(width > 800 and height > 500, f"{name}: size")
         expect(bytes((0, 98, 142)) in rows or bytes((230, 159, 60)) in rows, f"{name}: no page anywhere")
-    width, height, _ = png_rows(out / "clustered.png")
+    width, height, _ = png_rows(out / "clustered-landscape.png")
     expect((width, height) == png_rows(out / "landscape.png")[:2], "the pictures' sizes differ")
     report = json.loads((out / "report.json").read_text())
-    expect(report["is_correct"] and len(report["runs"]) == 4, "report")
+    expect(report["is_correct"] and len(report["runs"]) == 6, "report")
     for one in report["runs"]:
         expect(one["is_correct"] and one["seconds"] > 0, f"{one['part']}, {one['policy']}: figures")
+        if one["policy"] == "in core":
+            expect(one["reclaimed_bytes"] == 0, f"{one['part']}: something gave way in core")
+            continue
         expect(one["data_bytes"] > one["device_bytes"], f"{one['part']}: the device is not too small")
         if one["policy"] == "first_touch":
             expect(one["device_faults"] > 0 and one["bytes_to_device"] > 0 and one["reclaimed_bytes"] > 0,
@@ -78,30 +85,55 @@ def quick_round(folder):
 
 def own_files(folder):
     (folder / "own.csv").write_text("a,0,9000000,0,0\na,1,9000000,0,1\nf,0,9000000,0,2\n")
-    source = folder / "xmm-demo-out" / "clustered.png"
+    source = folder / "xmm-demo-out" / "clustered-landscape.png"
     done = run(folder, "--quick", "--trace", "own.csv", "--picture", str(source), "--out", "other", "--json", "r.json",
                "--policy", "mapped", "--device-bytes", "8MiB", "--iterations", "2")
     expect(done.returncode == 0, f"own files: exit code {done.returncode}", done)
     expect(str(source) in done.stdout, "the picture is not named", done)
     expect(not (folder / "other" / "landscape.png").exists(), "a landscape was drawn")
-    expect(json.loads((folder / "r.json").read_text())["runs"][0]["device_bytes"] == 8 << 20, "--device-bytes")
+    expect(json.loads((folder / "r.json").read_text())["runs"][-1]["device_bytes"] == 8 << 20, "--device-bytes")
+
+
+def png_chunk(kind, body):
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def transparent_picture(folder):
+    """Clusters of a picture with alpha are as many colours as asked for."""
+    size = 64
+    rows = b"".join(b"\0" + b"".join(bytes((x * 4, y * 4, 99, (x * y) % 256)) for x in range(size)) for y in range(size))
+    (folder / "clear.v2.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", struct.pack(">IIBBBBB", size, size, 8, 6, 0, 0, 0)) +
+        png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b""))
+    done = run(folder, "--quick", "--trace", "own.csv", "--picture", "clear.v2.png", "--out", "clear", "--policy", "mapped",
+               "--clusters", "5", XMM_CONF="soft_bytes:lots")
+    expect(done.returncode == 0, f"alpha: exit code {done.returncode}", done)
+    expect("laid onto white" in done.stdout, "what becomes of alpha is not said", done)
+    expect("soft_bytes not used" in done.stderr, "XMM_CONF is passed over in silence", done)
+    expect((folder / "clear" / "heat-kmeans-clear.v2-mapped.png").exists(), "the heat map's name")
+    width, _, rows = png_rows(folder / "clear" / "clustered-clear.v2.png")
+    line = 1 + 3 * width
+    expect(len(rows) == size * line and not any(rows[::line]), "an opaque picture without filters is expected")
+    colours = {rows[y * line + 1 + 3 * x:y * line + 4 + 3 * x] for y in range(size) for x in range(size)}
+    expect(1 < len(colours) <= 5, f"{len(colours)} colours of 5 clusters")
 
 
 def bad_input(folder):
     packed = (TRACES / "opt13b_b8.csv.gz").read_bytes()
-    picture = (folder / "xmm-demo-out" / "clustered.png").read_bytes()
+    picture = (folder / "xmm-demo-out" / "clustered-landscape.png").read_bytes()
     for name, data in {"cut.csv.gz": packed[:5000], "bad.csv": b"a,0,1,0,0\nb,1\n", "empty.csv": b"",
                        "twice.csv.gz": gzip.compress(b"a,0,1,0,0\na,0,1,0,0\n"), "cut.png": picture[:5000],
                        "text.png": b"no picture, a line of text"}.items():
         (folder / name).write_bytes(data)
     before = sorted(folder.rglob("*"))
-    for words, reason in [(["--trace", "none.csv"], "no such trace"), (["--trace", "cut.csv.gz"], "cut short"),
+    for words, reason in [(["--trace", "none.csv"], "no such trace"), (["--trace", "."], "is a folder"), (["--trace", "cut.csv.gz"], "cut short"),
                           (["--trace", "bad.csv"], "bad.csv:2: "), (["--trace", "empty.csv"], "no events"),
                           (["--trace", "twice.csv.gz"], "twice.csv.gz:2: "), (["--picture", "none.png"], "none.png: "),
-                          (["--picture", "cut.png"], "cut.png: "), (["--picture", "text.png"], "not a PNG"),
+                          (["--picture", "cut.png"], "cut.png: the picture is cut short"), (["--picture", "text.png"], "not a PNG"),
                           (["--policy", "no_such"], "there is no policy 'no_such'"),
                           (["--clusters", "0"], "--clusters"), (["--device-bytes", "3"], "2 MiB"), (["--nonsense"], "--help"),
-                          (["--out", "bad.csv"], "bad.csv: ")]:
+                          (["--out", "bad.csv"], "bad.csv: "), (["--out", "bad.csv/deep/er"], "bad.csv/deep/er: "),
+                          (["--out", "/proc/none"], "/proc/none: cannot be made")]:
         done = run(folder, "--quick", *(words if "--out" in words else [*words, "--out", "untouched"]))
         expect(done.returncode == 1, f"{words}: exit code {done.returncode}", done)
         expect(reason in done.stderr, f"{words}: '{reason}' is not said", done)
@@ -113,5 +145,6 @@ def bad_input(folder):
 with tempfile.TemporaryDirectory() as name:
     quick_round(pathlib.Path(name))
     own_files(pathlib.Path(name))
+    transparent_picture(pathlib.Path(name))
     bad_input(pathlib.Path(name))
 print("xmm-demo --quick: pictures, report and errors as they should be")

@@ -160,6 +160,61 @@ inline block_plan plan_blocks(const trace& source, std::size_t target_bytes,
     return out;
 }
 
+// Which pages live blocks touch, so that pages with dead data only can be told apart.
+class page_use {
+public:
+    struct page_run {
+        std::size_t first = 0;
+        std::size_t count = 0;
+    };
+
+    page_use(std::size_t extent_bytes, std::size_t page_bytes)
+        : page_bytes_{page_bytes}, live_blocks_((extent_bytes + page_bytes - 1) / page_bytes) {}
+
+    void allocate(const plan_step& step) {
+        for (std::size_t page = first_of(step); page <= last_of(step); ++page) {
+            ++live_blocks_[page];
+        }
+    }
+    void deallocate(const plan_step& step) {
+        for (std::size_t page = first_of(step); page <= last_of(step); ++page) {
+            if (--live_blocks_[page] == 0) {
+                died_.push_back(page);
+            }
+        }
+    }
+    // The pages that lost their last block since the last call and have no new one, ascending.
+    [[nodiscard]] std::vector<page_run> take_dead() {
+        std::sort(died_.begin(), died_.end());
+        died_.erase(std::unique(died_.begin(), died_.end()), died_.end());
+        std::vector<page_run> out;
+        for (const std::size_t page : died_) {
+            if (live_blocks_[page] != 0) {
+                continue;
+            }
+            if (!out.empty() && out.back().first + out.back().count == page) {
+                ++out.back().count;
+            } else {
+                out.push_back({page, 1});
+            }
+        }
+        died_.clear();
+        return out;
+    }
+
+private:
+    [[nodiscard]] std::size_t first_of(const plan_step& step) const noexcept {
+        return step.offset / page_bytes_;
+    }
+    [[nodiscard]] std::size_t last_of(const plan_step& step) const noexcept {
+        return (step.offset + step.bytes - 1) / page_bytes_;
+    }
+
+    std::size_t page_bytes_;
+    std::vector<std::uint32_t> live_blocks_;  // by page
+    std::vector<std::size_t> died_;
+};
+
 // What a block holds: word i of block b. Cheap, and different at every place and for every block.
 struct block_pattern {
     std::uint64_t start = 0;

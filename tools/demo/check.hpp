@@ -5,11 +5,10 @@
 #include <string>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <xmm/core/status.hpp>
 
 #include "bad_input.hpp"
+#include "format.hpp"
 
 namespace xmm::demo {
 

@@ -15,11 +15,10 @@
 #include <string>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <xmm/xmm.hpp>
 
 #include "check.hpp"
+#include "format.hpp"
 #include "heat_map.hpp"
 #include "image.hpp"
 #include "kmeans.hpp"
@@ -27,7 +26,6 @@
 #include "progress.hpp"
 #include "report.hpp"
 #include "sampler.hpp"
-#include "unified_resource.hpp"
 
 namespace xmm::demo {
 
@@ -70,10 +68,9 @@ class cluster_run {
 public:
     cluster_run(space& memory, node_id device, const cluster_input& input)
         : memory_{memory},
-          device_{device},
           input_{input},
           queue_{check(memory.make_queue(device), "make a queue")},
-          unified_{memory, options_for_vectors()} {}
+          unified_{port_of(memory), no_node, page_bytes} {}
     cluster_run(const cluster_run&) = delete;
     cluster_run& operator=(const cluster_run&) = delete;
     ~cluster_run() { (void)queue_.synchronize(); }
@@ -92,7 +89,7 @@ public:
         const run_clock clock{memory_, queue_};
         residency_sampler sampler{
             memory_,
-            device_,
+            queue_,
             {{"colours", {to_address(colours.data()), count * sizeof(colour)}},
              {"labels", {to_address(labels.data()), count}},
              {"painted", {to_address(painted.data()), count * sizeof(rgba)}}}};
@@ -145,13 +142,6 @@ private:
     static constexpr std::size_t sum_fields = 4;
     static constexpr std::size_t pixels_at_once =
         4096;  // while their pages are held in place: 0.1 ms
-
-    [[nodiscard]] static map_options options_for_vectors() noexcept {
-        map_options out;
-        out.granule_bytes = page_bytes;
-        out.name = "k-means";
-        return out;
-    }
 
     void assign(const std::pmr::vector<colour>& colours, std::pmr::vector<std::uint8_t>& labels,
                 std::pmr::vector<std::int64_t>& sums, const centroids& centres) {
@@ -212,7 +202,6 @@ private:
     }
 
     space& memory_;
-    node_id device_;
     const cluster_input& input_;
     queue queue_;
     unified_resource unified_;

@@ -32,4 +32,19 @@ struct image {
     friend bool operator==(const image&, const image&) = default;
 };
 
+// Lays what is transparent onto white; true if anything was.
+inline bool flatten_onto_white(image& picture) noexcept {
+    bool is_changed = false;
+    for (rgba& pixel : picture.pixels) {
+        const auto mix = [alpha = unsigned{pixel.a}](unsigned channel) {
+            return static_cast<std::uint8_t>((channel * alpha + 255 * (255 - alpha) + 127) / 255);
+        };
+        if (pixel.a != 255) {
+            pixel = {mix(pixel.r), mix(pixel.g), mix(pixel.b), 255};
+            is_changed = true;
+        }
+    }
+    return is_changed;
+}
+
 }  // namespace xmm::demo

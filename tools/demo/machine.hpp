@@ -9,11 +9,10 @@
 #include <string>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <xmm/xmm.hpp>
 
 #include "check.hpp"
+#include "format.hpp"
 #include "table.hpp"
 #include "tree.hpp"
 

@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <xmm/xmm.hpp>
@@ -20,6 +20,7 @@
 #include "block_plan.hpp"
 #include "check.hpp"
 #include "cluster.hpp"
+#include "format.hpp"
 #include "landscape.hpp"
 #include "machine.hpp"
 #include "memory.hpp"
@@ -29,6 +30,7 @@
 #include "replay.hpp"
 #include "report.hpp"
 #include "trace.hpp"
+#include "try_write.hpp"
 
 namespace xmm::demo {
 namespace {
@@ -41,6 +43,7 @@ struct demo_input {
     block_plan plan;
     image picture;
     std::string picture_name;
+    bool had_alpha = false;
     cluster_input colours;
 };
 
@@ -55,7 +58,7 @@ struct demo_input {
                     : std::clamp<std::size_t>(available_bytes() / 8, 64 * mib, 512 * mib);
 }
 
-[[nodiscard]] image picture_for(const options& wanted, std::string& name) {
+[[nodiscard]] image read_picture(const options& wanted, std::string& name) {
     if (!wanted.picture_path.empty()) {
         name = wanted.picture_path;
         image picture = read_png(wanted.picture_path);
@@ -91,24 +94,40 @@ struct demo_input {
                             static_cast<std::size_t>(static_cast<double>(peak) * share), 64 * mib),
                         events);
     }
-    in.picture = picture_for(wanted, in.picture_name);
+    in.picture = read_picture(wanted, in.picture_name);
+    in.had_alpha = flatten_onto_white(in.picture);
     return in;
 }
 
 // A small device for each part, on the software XPU.
-[[nodiscard]] space make_space(const options& wanted, const demo_input& in) {
+[[nodiscard]] space make_space(const options& wanted, std::size_t replay_bytes,
+                               std::size_t picture_bytes) {
     const auto link = static_cast<std::uint64_t>(wanted.link_gb_per_second * 1e9);
     soft::device_options replay_device;
-    replay_device.bytes =
-        wanted.device_bytes != 0 ? wanted.device_bytes : half_of(in.plan.peak_bytes);
+    replay_device.bytes = replay_bytes;
     replay_device.link_in_bytes_per_second = link;
     replay_device.link_out_bytes_per_second = link;
     soft::device_options picture_device = replay_device;
-    picture_device.bytes =
-        wanted.device_bytes != 0
-            ? wanted.device_bytes
-            : half_of(in.picture.pixels.size() * cluster_input::bytes_per_pixel());
+    picture_device.bytes = picture_bytes;
     return check(space::create_soft({replay_device, picture_device}), "create a space");
+}
+
+[[nodiscard]] std::size_t bytes_of_picture(const demo_input& in) noexcept {
+    return in.picture.pixels.size() * cluster_input::bytes_per_pixel();
+}
+
+[[nodiscard]] space make_small_space(const options& wanted, const demo_input& in) {
+    return wanted.device_bytes != 0
+               ? make_space(wanted, wanted.device_bytes, wanted.device_bytes)
+               : make_space(wanted, half_of(in.plan.peak_bytes), half_of(bytes_of_picture(in)));
+}
+
+// Devices that hold everything, and what the library keeps free on them.
+[[nodiscard]] space make_large_space(const options& wanted, const demo_input& in) {
+    const auto roomy = [](std::size_t bytes) {
+        return align_up(bytes + bytes / 8, page_bytes) + 16 * page_bytes;
+    };
+    return make_space(wanted, roomy(in.plan.extent_bytes), roomy(bytes_of_picture(in)));
 }
 
 void print_input(const demo_input& in, const options& wanted, space& memory) {
@@ -123,8 +142,9 @@ void print_input(const demo_input& in, const options& wanted, space& memory) {
     fmt::print("    scaled 1 : {:.1f} to {}, on a device of {} (node {})\n", 1 / in.plan.scale,
                show_bytes(in.plan.peak_bytes), show_bytes(size_of(0)), memory.devices()[0].value);
     fmt::print("    kernels write {}, all of it is verified\n", show_bytes(in.plan.written_bytes));
-    const std::size_t bytes = in.picture.pixels.size() * cluster_input::bytes_per_pixel();
-    fmt::print("(b) k-means of {}\n", in.picture_name);
+    const std::size_t bytes = bytes_of_picture(in);
+    fmt::print("(b) k-means of {}{}\n", in.picture_name,
+               in.had_alpha ? ", its transparency laid onto white" : "");
     fmt::print("    {} x {} pixels, {} clusters, at most {} steps\n", in.picture.width,
                in.picture.height, wanted.clusters, wanted.iterations);
     fmt::print("    {} of std::pmr::vectors, on a device of {} (node {}){}\n\n", show_bytes(bytes),
@@ -134,29 +154,24 @@ void print_input(const demo_input& in, const options& wanted, space& memory) {
 
 class runner {
 public:
-    runner(const options& wanted, const demo_input& in, space& memory)
-        : wanted_{wanted}, in_{in}, memory_{memory}, folder_{wanted.out_folder} {}
+    runner(const options& wanted, const demo_input& in)
+        : wanted_{wanted}, in_{in}, folder_{wanted.out_folder} {}
 
-    void run_all() {
+    void run_all(space& memory) {
+        {
+            space large = make_large_space(wanted_, in_);
+            run_parts(large, in_core);
+        }
         for (const std::string& policy : wanted_.policies) {
-            check(memory_.set_policy(policy.c_str()), "set the policy");
-            heat_map places;
-            {
-                replay part{memory_, memory_.devices()[0], in_.plan};
-                finish(part.run("replay, " + policy, style_, places), policy, places, "replay",
-                       memory_.devices()[0]);
-            }
-            cluster_run part{memory_, memory_.devices()[1], in_.colours};
-            finish(part.run("k-means, " + policy, style_, places), policy, places, "kmeans",
-                   memory_.devices()[1]);
-            pixels_ = part.picture();
+            check(memory.set_policy(policy.c_str()), "set the policy");
+            run_parts(memory, policy);
         }
     }
 
     void write_results() {
         image clustered{in_.picture.width, in_.picture.height};
         clustered.pixels = pixels_;
-        write_picture("clustered.png", clustered);
+        write_picture(fmt::format("clustered-{}.png", picture_name()), clustered);
         if (wanted_.picture_path.empty()) {
             write_picture("landscape.png", in_.picture);
         }
@@ -176,7 +191,8 @@ public:
                            [](const run_report& one) { return one.is_correct; });
     }
     void print() const {
-        fmt::print("{}\n", report_table(reports_));
+        fmt::print("{}{}\n{}\n{}\n\n", report_table(reports_), report_legend,
+                   report_sentence("replay", reports_), report_sentence("k-means", reports_));
         for (const run_report& one : reports_) {
             fmt::print("{}, {}: {}\n", one.part, one.policy, one.check);
         }
@@ -187,15 +203,39 @@ public:
     }
 
 private:
-    void finish(run_report report, const std::string& policy, heat_map& places, const char* part,
-                node_id device) {
+    // Both parts, on a device each. In core nothing has to give way: there is nothing to draw.
+    void run_parts(space& memory, const std::string& policy) {
+        heat_map places;
+        {
+            replay part{memory, memory.devices()[0], in_.plan};
+            finish(part.run("replay, " + policy, style_, places), memory, 0, policy);
+        }
+        if (policy != in_core) {
+            draw(places, "replay", trace_name());
+        }
+        {
+            cluster_run part{memory, memory.devices()[1], in_.colours};
+            finish(part.run("k-means, " + policy, style_, places), memory, 1, policy);
+            pixels_ = part.picture();
+        }
+        if (policy != in_core) {
+            draw(places, "kmeans", picture_name());
+        }
+    }
+    void finish(run_report report, space& memory, std::size_t device, const std::string& policy) {
         report.policy = policy;
-        report.device_bytes = check(memory_.describe(device), "describe a device").bytes;
-        places.device_bytes = report.device_bytes;
-        places.title = fmt::format(
-            "{} under {}", report.part == "replay" ? trace_name() : "k-means of a picture", policy);
-        write_picture(fmt::format("heat-{}-{}.png", part, policy), draw_heat_map(places));
+        report.device_bytes =
+            check(memory.describe(memory.devices()[device]), "describe a device").bytes;
         reports_.push_back(std::move(report));
+    }
+    // The run that was finished last.
+    void draw(heat_map& places, const char* part, const std::string& of) {
+        const run_report& run = reports_.back();
+        places.device_bytes = run.device_bytes;
+        places.title = fmt::format("{} of {} under {}, device of {}", run.part, of, run.policy,
+                                   show_bytes(run.device_bytes));
+        write_picture(fmt::format("heat-{}-{}-{}.png", part, of, run.policy),
+                      draw_heat_map(places));
     }
     void write_picture(const std::string& name, const image& picture) {
         write_png(name_of_file(name), picture);
@@ -205,10 +245,21 @@ private:
         return (folder_ / name).string();
     }
 
+    static constexpr std::size_t longest_name = 32;  // in titles and in names of files
+
     // "opt13b_b8" of ".../opt13b_b8.csv.gz".
     [[nodiscard]] std::string trace_name() const {
-        const std::string file = std::filesystem::path{in_.source.path}.filename().string();
-        return file.substr(0, std::min<std::size_t>(file.find('.', 1), 40));
+        std::filesystem::path file = std::filesystem::path{in_.source.path}.filename();
+        for (const char* ending : {".gz", ".csv"}) {
+            file = file.extension() == ending ? file.stem() : file;
+        }
+        return file.string().substr(0, longest_name);
+    }
+    [[nodiscard]] std::string picture_name() const {
+        return wanted_.picture_path.empty()
+                   ? "landscape"
+                   : std::filesystem::path{wanted_.picture_path}.stem().string().substr(
+                         0, longest_name);
     }
 
     [[nodiscard]] nlohmann::ordered_json json() const {
@@ -224,13 +275,13 @@ private:
             {"runs", nlohmann::ordered_json::array()}};
         for (const run_report& one : reports_) {
             out["runs"].push_back(report_json(one));
+            out["runs"].back()["slowdown"] = slowdown_of(one, reports_);
         }
         return out;
     }
 
     const options& wanted_;
     const demo_input& in_;
-    space& memory_;
     std::filesystem::path folder_;
     progress_style style_ = default_progress_style();
     std::vector<run_report> reports_;
@@ -252,25 +303,35 @@ void settle_policies(options& wanted) {
     }
 }
 
-// Nothing is made yet: only what would fail after a minute's work is found out now.
+// Nothing stays: only what would fail after a minute's work is found out now.
 void check_outputs(const options& wanted) {
     namespace fs = std::filesystem;
     std::error_code error;
-    if (fs::exists(wanted.out_folder, error) && !fs::is_directory(wanted.out_folder, error)) {
-        throw bad_input(wanted.out_folder + ": is a file, not a folder");
-    }
+    try_write(wanted.out_folder);
     const fs::path folder = fs::path{wanted.json_path}.parent_path();
     if (fs::is_directory(wanted.json_path, error) ||
         (!folder.empty() && !fs::is_directory(folder, error))) {
         throw bad_input(wanted.json_path + ": is not a name for a file");
     }
+    if (!folder.empty()) {
+        try_write(folder.string());
+    }
 }
 
-void make_folder(const std::string& path) {
-    std::error_code error;
-    std::filesystem::create_directories(path, error);
-    if (error) {
-        throw bad_input(path + ": cannot be made: " + error.message());
+// XMM_CONF describes the devices of programs that name none; this one does.
+void warn_of_unused_conf() {
+    constexpr std::string_view unset = "\n";  // no value is a blank
+    std::string names;
+    for (const conf_key& key : conf::known_keys) {
+        if (key.name.starts_with("soft_") && conf::of_process().text(key.name, unset) != unset) {
+            names += fmt::format("{}{}", names.empty() ? "" : ", ", key.name);
+        }
+    }
+    if (!names.empty()) {
+        fmt::print(stderr,
+                   "xmm-demo: XMM_CONF: {} not used: the demo makes its own devices "
+                   "(--device-bytes, --link)\n",
+                   names);
     }
 }
 
@@ -280,17 +341,18 @@ int run(int count, char** words) {
         return *code;
     }
     const auto begin = std::chrono::steady_clock::now();
+    warn_of_unused_conf();
     settle_policies(wanted);
     check_outputs(wanted);
     demo_input in = read_input(wanted);
-    space memory = make_space(wanted, in);
+    space memory = make_small_space(wanted, in);
     fmt::print("{}\n", draw_tree(describe_machine(memory), is_utf8_locale()));
     print_input(in, wanted, memory);
     std::fflush(stdout);
     in.colours = prepare_clustering(in.picture, wanted.clusters, wanted.iterations);
     make_folder(wanted.out_folder);
-    runner work{wanted, in, memory};
-    work.run_all();
+    runner work{wanted, in};
+    work.run_all(memory);
     work.write_results();
     work.print();
     fmt::print(

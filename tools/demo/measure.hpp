@@ -12,11 +12,24 @@
 
 namespace xmm::demo {
 
+// What passed the link of the queue's device so far, both ways.
+[[nodiscard]] inline std::uint64_t link_bytes(queue& line) noexcept {
+    void* native = line.native(soft::driver::native_kind);
+    if (native == nullptr) {
+        return 0;
+    }
+    const auto passed = static_cast<soft::driver*>(native)->statistics(line.node());
+    return passed.link_in_bytes + passed.link_out_bytes;
+}
+
 // Runs from its construction on. The queue is one of the device that is watched.
 class run_clock {
 public:
     run_clock(space& memory, queue& line)
-        : memory_{memory}, line_{line}, before_{memory.statistics()}, link_before_{link_bytes()} {}
+        : memory_{memory},
+          line_{line},
+          before_{memory.statistics()},
+          link_before_{link_bytes(line)} {}
 
     // Seconds and counters since construction.
     void fill(run_report& out) const {
@@ -36,21 +49,12 @@ public:
             }
         }
         // What passed the link and was no move: kernels that reached host memory where it is.
-        const std::uint64_t passed = link_bytes() - link_before_;
+        const std::uint64_t passed = link_bytes(line_) - link_before_;
         const std::uint64_t moved = out.bytes_to_device + out.bytes_to_host;
         out.mapped_bytes = passed > moved ? passed - moved : 0;
     }
 
 private:
-    [[nodiscard]] std::uint64_t link_bytes() const noexcept {
-        void* native = line_.native(soft::driver::native_kind);
-        if (native == nullptr) {
-            return 0;
-        }
-        const auto passed = static_cast<soft::driver*>(native)->statistics(line_.node());
-        return passed.link_in_bytes + passed.link_out_bytes;
-    }
-
     space& memory_;
     queue& line_;
     space_statistics before_;

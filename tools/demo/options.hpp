@@ -54,11 +54,15 @@ struct options {
         for (const auto& folder : trace_folders()) {
             for (const char* ending : {"", ".csv.gz"}) {
                 const auto path = folder / (name + ending);
-                if (std::filesystem::exists(path, error)) {
+                if (std::filesystem::exists(path, error) &&
+                    !std::filesystem::is_directory(path, error)) {
                     return path.string();
                 }
             }
         }
+    }
+    if (std::filesystem::is_directory(name, error)) {
+        throw bad_input(name + ": is a folder; --trace takes a file");
     }
     throw bad_input(
         name + ": no such trace, neither a file nor one of the project's (see traces/README.md)");

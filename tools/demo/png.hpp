@@ -15,9 +15,8 @@
 #include <memory>
 #include <string>
 
-#include <fmt/format.h>
-
 #include "bad_input.hpp"
+#include "format.hpp"
 #include "image.hpp"
 
 namespace xmm::demo {
@@ -40,6 +39,12 @@ struct png_work {
     ~png_work() { png_image_free(&image); }
 };
 
+// libpng calls the end of a file within the picture a read error.
+[[noreturn]] inline void refuse_png(const std::string& path, std::FILE* file, const char* message) {
+    throw bad_input(
+        fmt::format("{}: {}", path, std::feof(file) != 0 ? "the picture is cut short" : message));
+}
+
 }  // namespace detail
 
 inline image read_png(const std::string& path) {
@@ -58,7 +63,7 @@ inline image read_png(const std::string& path) {
     std::rewind(file.get());
     detail::png_work work;
     if (png_image_begin_read_from_stdio(&work.image, file.get()) == 0) {
-        throw bad_input(fmt::format("{}: {}", path, work.image.message));
+        detail::refuse_png(path, file.get(), work.image.message);
     }
     const std::uint64_t pixels = std::uint64_t{work.image.width} * work.image.height;
     if (pixels > largest_pixels) {
@@ -71,7 +76,7 @@ inline image read_png(const std::string& path) {
     work.image.format = PNG_FORMAT_RGBA;
     image out{work.image.width, work.image.height};
     if (png_image_finish_read(&work.image, nullptr, out.pixels.data(), 0, nullptr) == 0) {
-        throw bad_input(fmt::format("{}: {}", path, work.image.message));
+        detail::refuse_png(path, file.get(), work.image.message);
     }
     return out;
 }

@@ -2,7 +2,8 @@
 // progress.hpp - how far long work has come, on the error stream.
 //
 // Model    On a terminal one line that is redrawn at most ten times a second and cleared at the
-//          end; else a plain line at every quarter, so that a log stays short. Silent if told so.
+//          end; else one plain line when the work is done, so that a log stays short. Silent if
+//          told so.
 // Threads  One.
 #pragma once
 
@@ -15,7 +16,7 @@
 #include <string>
 #include <utility>
 
-#include <fmt/format.h>
+#include "format.hpp"
 
 namespace xmm::demo {
 
@@ -48,9 +49,8 @@ public:
     void show(std::uint64_t done) {
         const std::uint64_t percent = std::min(done, total_) * 100 / total_;
         if (style_ == progress_style::lines) {
-            if (percent >= next_percent_) {
-                fmt::print(out_, "{}: {} %\n", title_, percent / 25 * 25);
-                next_percent_ = percent / 25 * 25 + 25;
+            if (done >= total_ && !std::exchange(is_over_, true)) {
+                fmt::print(out_, "{}: {:.1f} s\n", title_, seconds());
             }
         } else if (style_ == progress_style::bar) {
             const auto now = clock::now();
@@ -64,12 +64,14 @@ public:
 private:
     using clock = std::chrono::steady_clock;
 
+    [[nodiscard]] double seconds() const {
+        return std::chrono::duration<double>(clock::now() - begin_).count();
+    }
     void draw(std::uint64_t percent) {
         constexpr std::size_t width = 32;
         const std::size_t full = static_cast<std::size_t>(percent) * width / 100;
-        const auto seconds = std::chrono::duration<double>(clock::now() - begin_).count();
         fmt::print(out_, "\r{:<28} [{}{}] {:3} %  {:.0f} s\033[K", title_, std::string(full, '#'),
-                   std::string(width - full, '.'), percent, seconds);
+                   std::string(width - full, '.'), percent, seconds());
         std::fflush(out_);
     }
 
@@ -77,7 +79,7 @@ private:
     std::uint64_t total_;
     progress_style style_;
     std::FILE* out_;
-    std::uint64_t next_percent_ = 0;
+    bool is_over_ = false;
     clock::time_point begin_ = clock::now();
     clock::time_point drawn_{};
 };

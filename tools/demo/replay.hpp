@@ -5,6 +5,7 @@
 //          order. A block is filled with its own pattern when it is allocated. When it is freed a
 //          kernel compares every word and adds them up; about 200 blocks are compared by the CPU
 //          instead, at the same pointers. The sums must come to what the pattern's formula says.
+//          Whole pages that no live block touches any more are not needed: nobody moves them.
 // Failure  demo_failure if the library refuses something; what differs is counted in the report.
 #pragma once
 
@@ -15,12 +16,11 @@
 #include <string>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <xmm/xmm.hpp>
 
 #include "block_plan.hpp"
 #include "check.hpp"
+#include "format.hpp"
 #include "heat_map.hpp"
 #include "measure.hpp"
 #include "progress.hpp"
@@ -59,7 +59,7 @@ public:
         {
             const run_clock clock{memory_, queue_};
             residency_sampler sampler{
-                memory_, device_, {{"blocks", {to_address(blocks_), plan_.extent_bytes}}}};
+                memory_, queue_, {{"blocks", {to_address(blocks_), plan_.extent_bytes}}}};
             execute(title, style);
             clock.fill(out);
             places = sampler.finish(title);
@@ -75,10 +75,12 @@ private:
 
     void execute(const std::string& title, progress_style style) {
         progress_bar bar{title, plan_.steps.size(), style};
+        page_use pages{plan_.extent_bytes, page_bytes};
         std::uint32_t in_flight = 0;
         for (std::size_t i = 0; i < plan_.steps.size(); ++i) {
             const plan_step& step = plan_.steps[i];
             if (step.is_allocation) {
+                pages.allocate(step);
                 write(step);
             } else if (step.block % cpu_step_ == 0) {
                 wait();
@@ -86,8 +88,12 @@ private:
             } else {
                 verify(step);
             }
+            if (!step.is_allocation) {
+                pages.deallocate(step);
+            }
             if (++in_flight == most_in_flight) {
                 wait();
+                let_go_of(pages.take_dead());
                 in_flight = 0;
             }
             bar.show(i + 1);
@@ -102,6 +108,15 @@ private:
         return step.bytes / sizeof(std::uint64_t);
     }
     void wait() { check(queue_.synchronize(), "wait for the kernels"); }
+
+    // After a wait: kernels that verify these pages' last blocks have ended.
+    void let_go_of(const std::vector<page_use::page_run>& dead) {
+        for (const page_use::page_run& run : dead) {
+            check(memory_.advise(device_, static_cast<std::byte*>(blocks_) + run.first * page_bytes,
+                                 run.count * page_bytes, advice::dont_need),
+                  "let go of dead pages");
+        }
+    }
 
     void write(const plan_step& step) {
         const device_view<std::uint64_t> block{words_of(step), count_of(step)};

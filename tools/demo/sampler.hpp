@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sampler.hpp - notes every few milliseconds where the pages of some ranges are.
+// sampler.hpp - notes every few milliseconds where the pages of some ranges are, and what passed a link.
 //
 // Model    A thread takes samples for a heat map. When it has twice as many as a picture has
 //          columns it drops every second one and goes on at half the pace, so that any run fits.
@@ -10,6 +10,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -19,6 +20,7 @@
 #include <xmm/xmm.hpp>
 
 #include "heat_map.hpp"
+#include "measure.hpp"
 
 namespace xmm::demo {
 
@@ -29,8 +31,9 @@ public:
         va_range range;
     };
 
-    residency_sampler(space& memory, node_id device, std::vector<named_range> ranges)
-        : memory_{memory}, device_{device}, ranges_{std::move(ranges)} {
+    // The queue is one of the device that is watched, and outlives this.
+    residency_sampler(space& memory, queue& line, std::vector<named_range> ranges)
+        : memory_{memory}, line_{line}, device_{line.node()}, ranges_{std::move(ranges)} {
         for (const auto& [name, range] : ranges_) {
             first_pages_.push_back(pages_);
             pages_ += align_up(range.bytes, page_bytes) / page_bytes;
@@ -89,6 +92,7 @@ private:
     void take() {
         heat_sample sample;
         sample.seconds = std::chrono::duration<double>(clock::now() - begin_).count();
+        sample.link_bytes = link_bytes(line_) - link_before_;
         sample.pages.resize(pages_, page_place::nowhere);
         memory_.for_each_granule([&](const granule_view& one) { note(one, sample); });
         samples_.push_back(std::move(sample));
@@ -110,11 +114,13 @@ private:
     }
 
     space& memory_;
+    queue& line_;
     node_id device_;
     std::vector<named_range> ranges_;
     std::vector<std::size_t> first_pages_;  // of each range, in a sample
     std::size_t pages_ = 0;
     std::vector<heat_sample> samples_;
+    std::uint64_t link_before_ = link_bytes(line_);
     clock::time_point begin_ = clock::now();
     clock::duration pause_ = std::chrono::milliseconds{5};
     std::mutex lock_;

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
+#include "format.hpp"
 
 namespace xmm::demo {
 

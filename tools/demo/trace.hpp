@@ -21,9 +21,8 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "bad_input.hpp"
+#include "format.hpp"
 
 namespace xmm::demo {
 
