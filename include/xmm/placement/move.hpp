@@ -298,7 +298,7 @@ private:
         }
     }
 
-    // One mover at a time fills a quiet queue, in chunks of about a millisecond of link time, three in
+    // One mover at a time fills a quiet queue, in chunks of about half a millisecond of link time, three in
     // flight: so a fault finds the link free soon. Once somebody waits for a page of this lane, or while
     // others have the turn, what is left goes down the urgent queue.
     void copy_quietly(lane& one) noexcept {
@@ -368,8 +368,8 @@ private:
         const std::uint64_t rate =
             is_in(one) ? about.link_in_bytes_per_second : about.link_out_bytes_per_second;
         constexpr std::size_t largest = std::size_t{32} << 20;
-        constexpr std::size_t smallest = std::size_t{1} << 20;
-        return rate == 0 ? largest : std::clamp<std::size_t>(rate / 1000, smallest, largest);
+        constexpr std::size_t smallest = std::size_t{512} << 10;
+        return rate == 0 ? largest : std::clamp<std::size_t>(rate / 2000, smallest, largest);
     }
 
     // ---- flip
