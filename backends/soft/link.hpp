@@ -4,7 +4,8 @@
 // Model    A lane carries one slice at a time. Time on it is virtual: a slice starts where the slice
 //          before ended or when it was asked for, whichever is later, so a thread that woke late catches
 //          up, and a lane that was idle starts when the next transfer came.
-//          The more urgent priority goes first between two slices; within one, first come first served.
+//          The more urgent priority goes first between two slices, and keeps the lane for its whole transfer;
+//          within one, first come first served.
 // Threads  Any. enter waits on a condition variable; nothing else is acquired under the lock.
 // Failure  None.
 #pragma once
@@ -74,9 +75,37 @@ public:
         turn_.notify_all();
     }
 
+    // A transfer as a whole: between its slices nothing less urgent gets in.
+    class passage {
+    public:
+        passage(lane* one, queue_priority priority) noexcept
+            : lane_{one}, mine_{static_cast<std::size_t>(priority)} {
+            change(1);
+        }
+        ~passage() {
+            if (lane_ != nullptr) {
+                change(-1);
+                lane_->turn_.notify_all();
+            }
+        }
+        passage(const passage&) = delete;
+        passage& operator=(const passage&) = delete;
+
+    private:
+        void change(int by) noexcept {
+            if (lane_ != nullptr) {
+                std::lock_guard hold{lane_->mutex_};
+                lane_->under_way_[mine_] += by;
+            }
+        }
+        lane* const lane_;  // null: none is needed
+        const std::size_t mine_;
+    };
+
     // The slice has passed: kernels that reached over the link without a copy.
     void charge(queue_priority priority, std::size_t bytes) noexcept {
         count(bytes);
+        const passage whole{is_paced() ? this : nullptr, priority};
         for (std::uint64_t asked_at = now_ns(); is_paced() && bytes > 0;) {
             const std::size_t some = std::min(bytes, slice_bytes());
             asked_at = enter(priority, some, asked_at);
@@ -95,7 +124,7 @@ public:
 private:
     [[nodiscard]] bool is_outranked(std::size_t mine) const noexcept {
         for (std::size_t other = mine + 1; other < arrived_.size(); ++other) {
-            if (arrived_[other] != served_[other]) {
+            if (under_way_[other] != 0 || arrived_[other] != served_[other]) {
                 return true;
             }
         }
@@ -105,9 +134,10 @@ private:
     const std::uint64_t bytes_per_second_;  // 0 is unlimited
     std::mutex mutex_;                      // not ranked: a condition variable needs the plain type
     std::condition_variable turn_;
-    bool is_busy_ = false;                    // under mutex_, as are the next three
+    bool is_busy_ = false;                    // under mutex_, as are the next four
     std::uint64_t free_at_ = 0;               // when the last slice booked has passed
-    std::array<std::uint64_t, 3> arrived_{};  // by priority
+    std::array<std::uint64_t, 3> arrived_{};  // by priority, as the next two
+    std::array<int, 3> under_way_{};
     std::array<std::uint64_t, 3> served_{};
     std::atomic<std::uint64_t> bytes_{0};
 };

@@ -288,6 +288,8 @@ private:
                 latency_ns_ = std::max(latency_ns_, end->options().link_latency_ns);
             }
         }
+        const lane::passage whole_out{out != nullptr && out->is_paced() ? out : nullptr, priority_};
+        const lane::passage whole_in{in != nullptr && in->is_paced() ? in : nullptr, priority_};
         // Once what stood in the queue before it was over, it waited for the link alone.
         std::uint64_t asked_at = std::max(one.asked_at, ready_at_);
         for (std::size_t done = 0; done < one.to.bytes;) {
