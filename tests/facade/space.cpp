@@ -415,6 +415,7 @@ TEST_CASE("space: nodes, usage and policies") {
     CHECK(r.of().set_policy(static_cast<const char*>(nullptr)).code == errc::invalid_argument);
     CHECK(std::string{r.of().policy_name()} == "first_touch");
     CHECK(r.of().set_policy("mapped"));
+    CHECK(r.of().set_policy(policy_ref{}).code == errc::invalid_argument);
     CHECK(std::string{r.of().policy_name()} == "mapped");
     CHECK(space::create_soft({device_of(16_MiB)}, {.policy = "none"}).code() ==
           errc::invalid_argument);
@@ -540,4 +541,28 @@ TEST_CASE("space: a forked child is refused everywhere, its parent goes on") {
     }
     CHECK(data[0] == 77);
     CHECK(page_of(data, 1)[0] == 78);
+}
+
+TEST_CASE("space: copies between two spaces do not wait for each other") {
+    rig a, b;
+    constexpr std::size_t bytes = 4_MiB;
+    auto* in_a = a.map(bytes);
+    auto* in_b = b.map(bytes);
+    const auto cross = [bytes](rig& own, std::uint64_t* mine, const std::uint64_t* other) {
+        for (int i = 0; i < 20; ++i) {
+            // Frames come and go, so that first touches need the queues.
+            CHECK(own.of().advise(any_host, mine, bytes, advice::dont_need));
+            CHECK(own.of().copy(mine, other, bytes));
+        }
+    };
+    std::thread one{[&] { cross(a, in_a, in_b); }};
+    std::thread other{[&] { cross(b, in_b, in_a); }};
+    one.join();
+    other.join();
+    a.fill_on_device<std::uint64_t>(in_a, bytes, 7);
+    CHECK(b.of().copy(in_b, in_a, bytes));
+    CHECK(b.count_wrong_on_device<std::uint64_t>(in_b, bytes, 7) == 0);
+    b.fill_on_device<std::uint64_t>(in_b, bytes, 9);
+    CHECK(b.of().copy(in_a, in_b, bytes));
+    CHECK(a.count_wrong_on_device<std::uint64_t>(in_a, bytes, 9) == 0);
 }

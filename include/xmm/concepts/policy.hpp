@@ -49,6 +49,8 @@ public:
               return static_cast<P*>(self)->choose(touch);
           }} {}
 
+    // Whether it refers to a policy at all.
+    [[nodiscard]] explicit operator bool() const noexcept { return choose_ != nullptr; }
     [[nodiscard]] const char* name() const noexcept { return name_; }
     [[nodiscard]] bool needs_device_faults() const noexcept { return needs_device_faults_; }
     [[nodiscard]] placement_choice choose(const device_touch& touch) const noexcept {

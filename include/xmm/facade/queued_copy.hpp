@@ -22,7 +22,7 @@ struct queued_copy {
         // Checked once more: plain memory may have gone since.
         status outcome = one->state.check_side({one->to, one->bytes});
         outcome = outcome ? one->state.check_side({one->from, one->bytes}) : outcome;
-        if (!outcome || !one->state.engine.copies.copy(one->to, one->from, one->bytes)) {
+        if (!outcome || !one->state.copy(one->to, one->from, one->bytes)) {
             // relaxed: a counter.
             one->state.copy_failures.fetch_add(1, std::memory_order_relaxed);
         }

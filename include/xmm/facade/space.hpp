@@ -138,7 +138,7 @@ public:
         if (status checked = check_copy(to, from, bytes); !checked) {
             return checked;
         }
-        return state_->engine.copies.copy(to_address(to), to_address(from), bytes);
+        return state_->copy(to_address(to), to_address(from), bytes);
     }
     // The same in the order of a queue; the ticket is reached when the bytes are there. What fails then
     // shows in copy_failures(): the queue goes on.
@@ -251,6 +251,9 @@ public:
     status set_policy(policy_ref next) noexcept {
         if (status alive = state_->check_alive(); !alive) {
             return alive;
+        }
+        if (!next) {
+            return fail(errc::invalid_argument, "a reference to no policy");
         }
         state_->engine.faults.set_policy(next);
         return {};

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <mutex>
 
@@ -127,6 +128,34 @@ public:
         }
         return engine.releases.release(*leaving);
     }
+    // Both sides were checked. Memory of another space is reached by the CPU, on the calling thread: a queue of
+    // this space that waited for the other's fault might, in the end, wait for itself.
+    status copy(address to, address from, std::size_t bytes) noexcept {
+        const bool is_foreign_target = is_of_another_space({to, bytes});
+        const bool is_foreign_source = is_of_another_space({from, bytes});
+        if (!is_foreign_target && !is_foreign_source) {
+            return engine.copies.copy(to, from, bytes);
+        }
+        std::byte bounce[std::size_t{64} << 10];
+        for (std::size_t done = 0; done < bytes; done += sizeof bounce) {
+            const std::size_t part = std::min(sizeof bounce, bytes - done);
+            status outcome;
+            if (is_foreign_source) {
+                std::memcpy(bounce, to_pointer(from + done), part);
+            } else {
+                outcome = engine.copies.copy(xmm::to_address(bounce), from + done, part);
+            }
+            if (outcome && is_foreign_target) {
+                std::memcpy(to_pointer(to + done), bounce, part);
+            } else if (outcome) {
+                outcome = engine.copies.copy(to + done, xmm::to_address(bounce), part);
+            }
+            if (!outcome) {
+                return outcome;
+            }
+        }
+        return {};
+    }
     [[nodiscard]] result<std::shared_ptr<prefetch_job>> start_prefetch(node_id id, void* pointer,
                                                                        std::size_t bytes) noexcept {
         result<place> to = check_place(id);
@@ -178,6 +207,19 @@ public:
     std::mutex attach_order;  // taken by attach, before all ranked locks
 
 private:
+    bool is_of_another_space(va_range range) noexcept {
+        if (core.find(range.begin) != nullptr) {
+            return false;
+        }
+        fault_trap& trap = fault_trap::instance();
+        for (address at = range.begin; at < range.end();
+             at = align_down(at, page_bytes) + page_bytes) {
+            if (trap.is_owned(at)) {
+                return true;
+            }
+        }
+        return false;
+    }
     status check_map(std::size_t bytes, const map_options& wanted) noexcept {
         if (status alive = check_alive(); !alive) {
             return alive;

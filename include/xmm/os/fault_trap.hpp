@@ -74,6 +74,15 @@ public:
     // Whether holes work by userfaultfd: system calls on them work, and no signal is needed.
     [[nodiscard]] bool has_userfaultfd() noexcept { return start().is_ok() && events_.is_open(); }
 
+    // Whether some sink owns the address. Lock-free.
+    [[nodiscard]] bool is_owned(address at) noexcept {
+        auto* owner = sinks_.find_owner(at);
+        if (owner != nullptr) {
+            sinks_.release(*owner);
+        }
+        return owner != nullptr;
+    }
+
     // Whether the caller is a thread that runs sinks' handle().
     [[nodiscard]] static bool is_service_thread() noexcept {
         return instance().is_service(::pthread_self());
