@@ -129,6 +129,7 @@ TEST_CASE("no_faults: a device that faults beside one that does not") {
 TEST_CASE("no_faults: a kernel that touches what it did not declare loses the device") {
     if (!is_fresh_process()) {
         const ending how = in_fresh_process();
+        CAPTURE(how.text);
         CHECK(!how.is_crash());
         CHECK(how.says("misses a page"));
         CHECK(how.says("device lost"));

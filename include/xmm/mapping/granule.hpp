@@ -126,15 +126,13 @@ struct granule {
         }
     }
     void await_no_holds() noexcept {
-        hold_waiters.fetch_add(1, std::memory_order_relaxed);  // relaxed: a hint to who would hold
         for (;;) {
             const std::uint32_t seen = holds.load(std::memory_order_acquire);
             if (seen == 0) {
-                break;
+                return;
             }
             detail::futex_wait(holds, seen);
         }
-        hold_waiters.fetch_sub(1, std::memory_order_relaxed);
     }
     // Whether a short hold should wait its turn: else copies that overlap keep others away for ever.
     [[nodiscard]] bool has_hold_waiters() const noexcept {
@@ -181,6 +179,31 @@ struct granule {
         }
         return false;
     }
+};
+
+// Waits for a page's holds to be dropped, and keeps short holds of others back until it goes: else copies
+// that overlap in time would take the page again before the waiter has looked.
+class hold_waiter {
+public:
+    hold_waiter() = default;
+    hold_waiter(const hold_waiter&) = delete;
+    hold_waiter& operator=(const hold_waiter&) = delete;
+    ~hold_waiter() {
+        if (page_ != nullptr) {
+            page_->hold_waiters.fetch_sub(1, std::memory_order_relaxed);
+        }
+    }
+    void await(granule& page) noexcept {
+        if (page_ == nullptr) {
+            page_ = &page;
+            page.hold_waiters.fetch_add(
+                1, std::memory_order_relaxed);  // relaxed: a hint to who would hold
+        }
+        page.await_no_holds();
+    }
+
+private:
+    granule* page_ = nullptr;
 };
 
 }  // namespace xmm

@@ -192,6 +192,7 @@ private:
     template <class Fn>
     result<va_range> settle(place to, address at, Fn&& fn, bool counts_pins = false) noexcept {
         enum { done, again, rest, holds, uses, move } next = done;
+        hold_waiter holders;
         for (unsigned round = 0; round < max_rounds; ++round) {
             granule* found = nullptr;
             va_range va;
@@ -234,7 +235,7 @@ private:
                 case done: return va;
                 case again: break;
                 case rest: found->await_rest(); break;
-                case holds: found->await_no_holds(); break;
+                case holds: holders.await(*found); break;
                 case uses: space_.uses().await_unused(*found, va, use_grip::firm); break;
                 case move:
                     if (status moved = move_to(*found, to, va.bytes); !moved) {

@@ -57,6 +57,7 @@ public:
 private:
     status try_handle(node& accessor_node, address at, access wanted) noexcept {
         attempt state{accessor_node, accessor_node.accessor(), at, wanted};
+        hold_waiter holders;
         for (unsigned round = 0; round < max_rounds; ++round) {
             granule* page = space_.find(at);
             if (page == nullptr) {
@@ -77,7 +78,7 @@ private:
                 case step::done: return next.outcome;
                 case step::again: break;
                 case step::await_rest: page->await_rest(); break;
-                case step::await_holds: page->await_no_holds(); break;
+                case step::await_holds: holders.await(*page); break;
                 case step::await_uses:
                     space_.uses().await_unused(*page, next.va, use_grip::firm);
                     break;

@@ -42,6 +42,7 @@ private:
         return all;
     }
     status release_page(address at, va_range span) noexcept {
+        hold_waiter holders;
         for (;;) {
             granule* found = nullptr;
             enum { done, rest, holds, uses } next = done;
@@ -62,7 +63,7 @@ private:
             switch (next) {
                 case done: return outcome;
                 case rest: found->await_rest(); break;
-                case holds: found->await_no_holds(); break;
+                case holds: holders.await(*found); break;
                 case uses: space_.uses().await_unused(*found, span); break;
             }
         }

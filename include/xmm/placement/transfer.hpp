@@ -229,7 +229,7 @@ private:
     }
     // A moment, not until they are gone: they may wait for a hold of this thread's.
     static void give_way(const granule& page) noexcept {
-        for (unsigned tries = 0; tries < 10 && page.has_hold_waiters(); ++tries) {
+        for (unsigned tries = 0; tries < 200 && page.has_hold_waiters(); ++tries) {
             ::usleep(100);
         }
     }
