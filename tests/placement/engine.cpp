@@ -158,8 +158,8 @@ TEST_CASE(
     auto point = launch(*line, {reads(data, 8)}, [&](soft::stream& s) {
         return s.run([view] { static_cast<void>(view.load(0)); });
     });
-    REQUIRE(point);
-    CHECK(line->wait(*point).code == errc::device_lost);
+    // Lost by then or a moment later.
+    CHECK((point ? line->wait(*point) : point.error()).code == errc::device_lost);
     CHECK(made->is_valid());
     CHECK(made->usage(any_host)->used == used);
     REQUIRE(made->set_budget(devices[1], SIZE_MAX));

@@ -345,8 +345,8 @@ TEST_CASE("fault: a kernel that leaves all regions is lost, its neighbours are n
     const device_view<std::uint64_t> wild{reinterpret_cast<std::uint64_t*>(0x12345000), 1};
     auto point =
         launch(*other, {}, [&](soft::stream& s) { return s.run([=] { wild.store(0, 1); }); });
-    REQUIRE(point);
-    CHECK(other->wait(*point).code == errc::device_lost);
+    // Lost by then or a moment later.
+    CHECK((point ? other->wait(*point) : point.error()).code == errc::device_lost);
     CHECK(other->record().code() == errc::device_lost);
     r.write_on_device<std::uint64_t>(data, 3);
     CHECK(data[0] == 3);

@@ -144,8 +144,8 @@ TEST_CASE("no_faults: a kernel that touches what it did not declare loses the de
     auto point = launch(r.line(), {writes(data, 2_MiB)}, [&](soft::stream& s) {
         return s.run([view] { view.store(3_MiB / 8, 1); });
     });
-    REQUIRE(point);
-    CHECK(r.line().wait(*point).code == errc::device_lost);
+    // Lost by then or a moment later.
+    CHECK((point ? r.line().wait(*point) : point.error()).code == errc::device_lost);
     CHECK(r.line().synchronize().code == errc::device_lost);
     auto again =
         launch(r.line(), {writes(data, 2_MiB)}, [&](soft::stream& s) { return s.run([] {}); });
