@@ -548,7 +548,7 @@ TEST_CASE("space: copies between two spaces do not wait for each other") {
     constexpr std::size_t bytes = 4_MiB;
     auto* in_a = a.map(bytes);
     auto* in_b = b.map(bytes);
-    const auto cross = [bytes](rig& own, std::uint64_t* mine, const std::uint64_t* other) {
+    const auto cross = [](rig& own, std::uint64_t* mine, const std::uint64_t* other) {
         for (int i = 0; i < 20; ++i) {
             // Frames come and go, so that first touches need the queues.
             CHECK(own.of().advise(any_host, mine, bytes, advice::dont_need));
