@@ -31,7 +31,7 @@ namespace {
 
 struct silent {
     static const char* name() noexcept { return "silent"; }
-    static constexpr bool needs_device_faults = false;
+    [[maybe_unused]] static constexpr bool needs_device_faults = false;
 };
 struct throwing : silent {
     placement_choice choose(const device_touch&) { return placement_choice::in_place; }
