@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <xmm/core/status.hpp>
+#include <xmm/os/host_memory.hpp>
 
 #include "memory.hpp"
 #include "page_table.hpp"
@@ -111,6 +112,10 @@ public:
     [[nodiscard]] const page_table& table() const noexcept { return table_; }
 
 private:
+    // A touch faults a granule in as a whole, which costs a third of its OS pages' own faults. Only a large
+    // one that is fresh comes in by access: its pages have yet to be cleared, and few may be wanted.
+    static constexpr std::size_t populated_fresh_bytes = std::size_t{4} << 20;
+
     [[nodiscard]] static int protection(access who) noexcept {
         const int readable = who == access::none ? PROT_NONE : PROT_READ;
         return has_write(who) ? PROT_READ | PROT_WRITE : readable;
@@ -143,6 +148,9 @@ private:
             ::madvise(to_pointer(all.va.begin), all.va.bytes, MADV_DONTFORK);
             ::madvise(to_pointer(all.va.begin), all.va.bytes,
                       MADV_HUGEPAGE);  // where the system has them
+            if (!all.backing.zeroed || all.va.bytes <= populated_fresh_bytes) {
+                xmm::detail::populate(all.va, all.who);
+            }
         }
         return outcome;
     }

@@ -15,6 +15,8 @@
 #include <optional>
 #include <thread>
 
+#include <xmm/os/host_memory.hpp>
+
 #include "compute.hpp"
 
 namespace xmm::soft {
@@ -265,7 +267,10 @@ private:
     [[nodiscard]] bool perform_here(operation& one) noexcept {
         using enum operation::kind;
         switch (one.what) {
-            case zero: std::memset(to_pointer(one.to.begin), 0, one.to.bytes); return true;
+            case zero:
+                xmm::detail::populate(one.to, access::read_write);
+                std::memset(to_pointer(one.to.begin), 0, one.to.bytes);
+                return true;
             case await: around_.await(around_.driver, one.point); return true;
             case call: one.fn(one.context); return true;
             case launch: return pool_->execute(*one.body);

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../../backends/soft/cpu_map.hpp"
 
+#include <algorithm>
+#include <array>
 #include <csetjmp>
 #include <csignal>
 #include <fstream>
 #include <string>
 
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "rig.hpp"
@@ -180,4 +184,36 @@ TEST_CASE("a forked child has none of it") {
         CHECK(WIFSIGNALED(how));
         CHECK(WTERMSIG(how) == SIGSEGV);
     }
+}
+
+TEST_CASE("what the CPU enters with its contents costs no fault of the kernel's page by page") {
+    rig r;
+    constexpr std::size_t bytes = 4 * page_bytes;
+    const va_range range = r.reserve(bytes);
+    frame one = r.create(rig::host, bytes);
+    std::memset(to_pointer(one.standing), 1, bytes);
+    one.zeroed = false;
+    r.enter(rig::host, range.begin, one);
+    rusage before{};
+    rusage after{};
+    ::getrusage(RUSAGE_THREAD, &before);
+    for (std::size_t i = 0; i < bytes; i += 4096) {
+        at<char>(range.begin + i) = 2;
+    }
+    ::getrusage(RUSAGE_THREAD, &after);
+    CHECK(after.ru_minflt - before.ru_minflt < 16);
+}
+
+TEST_CASE("a large fresh frame takes no memory before it is touched") {
+    rig r;
+    constexpr std::size_t bytes = 8 * page_bytes;
+    const va_range range = r.reserve(bytes);
+    const frame one = r.create(rig::host, bytes);
+    REQUIRE(one.zeroed);
+    r.enter(rig::host, range.begin, one);
+    at<char>(range.begin) = 2;
+    std::array<unsigned char, bytes / 4096> is_there{};
+    REQUIRE(::mincore(to_pointer(range.begin), bytes, is_there.data()) == 0);
+    CHECK(std::count_if(is_there.begin(), is_there.end(), [](auto c) { return (c & 1) != 0; }) <=
+          static_cast<int>(page_bytes / 4096));
 }

@@ -18,6 +18,9 @@ enum class lock_rank : std::uint8_t {
     // guards: the blocks of one extent heap, or of one size of a pool
     // may: reserve addresses, take frames, ask a queue  may not: call user code or the upstream
     extent_heap,
+    // guards: which slots of all heaps of one device have frames, and the idle ones among them
+    // may: reserve addresses, create, map, unmap and drop frames   may not: call user code, wait, reclaim
+    device_frames,
     // guards: attach and detach of nodes, the list of regions of one space
     // may: reserve addresses, create records       may not: wait for a transfer
     address_space,
@@ -51,9 +54,9 @@ enum class lock_rank : std::uint8_t {
 };
 
 [[nodiscard]] constexpr const char* name_of(lock_rank rank) noexcept {
-    constexpr const char* names[] = {"extent_heap",   "address_space", "region",    "gate",
-                                     "tree",          "page",          "page_list", "frame_pool",
-                                     "backend_queue", "ledger",        "leaf"};
+    constexpr const char* names[] = {"extent_heap", "device_frames", "address_space", "region",
+                                     "gate",        "tree",          "page",          "page_list",
+                                     "frame_pool",  "backend_queue", "ledger",        "leaf"};
     return names[static_cast<unsigned>(rank)];
 }
 

@@ -79,6 +79,17 @@ private:
     bool is_empty_ = true;
 };
 
+// Faults a mapped range in at once, as `wanted` would OS page by OS page; contents stay. Best effort: what a
+// kernel before 5.14, or one short of memory, leaves out comes in by access. The range must not be a hole
+// of the fault trap: the call would wait for who serves it.
+inline void populate(va_range range, access wanted) noexcept {
+    constexpr int populate_read =
+        22;  // MADV_POPULATE_READ and _WRITE, which older C libraries do not name
+    constexpr int populate_write = 23;
+    ::madvise(to_pointer(range.begin), range.bytes,
+              has_write(wanted) ? populate_write : populate_read);
+}
+
 struct errno_keeper {
     int before = errno;
     errno_keeper() = default;

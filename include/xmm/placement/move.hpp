@@ -120,6 +120,7 @@ public:
         if (progress entered = at.driver.pmap_enter(at.id, {&whole, 1}); !entered) {
             return entered.outcome;
         }
+        seen->backing.zeroed = false;
         one.mapped[accessor] = who;
         return {};
     }
@@ -454,7 +455,7 @@ private:
         frame_record* old = page.home_frame();
         node& target = space_.at_slot(one.to->slot);
         one.to->owner = &page;
-        one.to->backing.zeroed = false;
+        one.to->backing.zeroed &= old == nullptr && !one.is_overwritten;
         page.frames[one.to->slot] = one.to;
         target.active.move_to_recent(*one.to);
         if (one.keeps_copy && old != nullptr) {
@@ -490,6 +491,7 @@ private:
                 node& at = space_.at_slot(accessor);
                 const progress entered = at.driver.pmap_enter(at.id, {runs.data(), count});
                 for (std::size_t i = 0; i < entered.done; ++i) {
+                    visible_frame(*owners[i]->moved, accessor)->backing.zeroed = false;
                     owners[i]->moved->mapped[accessor] = runs[i].who;
                 }
                 // The rest has arrived all the same; its first access faults and asks again.

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// frame_port.hpp - what an extent heap needs of the device whose memory it hands out.
+//
+// Model    Address space in slots of one size a reservation; a slot has no frame or one of exactly its size.
+//          Frames are opaque handles, charged to the device's budget while they exist. A frame is mapped at
+//          one slot at a time, unless the port says that it can alias.
+// Threads  Any, on distinct slots and frames.
+// Failure  create: no_memory when the budget or the device has no more. map leaves the slot unmapped when it
+//          fails. Nothing here reclaims, waits (but `wait`), or calls user code.
+#pragma once
+
+#include <xmm/core/status.hpp>
+#include <xmm/core/types.hpp>
+
+namespace xmm {
+
+struct port_frame {
+    void* handle = nullptr;
+    [[nodiscard]] explicit operator bool() const noexcept { return handle != nullptr; }
+};
+
+class frame_port {
+public:
+    // Whole slots, aligned to slot_bytes: a power of two from 2 to 512 MiB. Unmapped.
+    [[nodiscard]] virtual result<address> reserve(std::size_t bytes,
+                                                  std::size_t slot_bytes) noexcept = 0;
+    // A whole reservation; nothing is mapped in it.
+    virtual void release(va_range reservation) noexcept = 0;
+
+    [[nodiscard]] virtual result<port_frame> create(std::size_t bytes) noexcept = 0;
+    // Mapped nowhere.
+    virtual void drop(port_frame one, std::size_t bytes) noexcept = 0;
+
+    [[nodiscard]] virtual status map(address slot, port_frame one, std::size_t bytes) noexcept = 0;
+    // No work that was submitted before and uses the slot is unfinished.
+    virtual void unmap(address slot, port_frame one, std::size_t bytes) noexcept = 0;
+
+    // A point after all work submitted to the queue so far; queue 0 is always done.
+    [[nodiscard]] virtual result<ticket> record(queue_id queue) noexcept = 0;
+    [[nodiscard]] virtual bool is_done(ticket point) noexcept = 0;
+    virtual status wait(ticket point) noexcept = 0;
+
+    // One frame may be mapped at two slots for a while.
+    [[nodiscard]] virtual bool can_alias() const noexcept { return false; }
+
+protected:
+    ~frame_port() = default;
+};
+
+}  // namespace xmm
