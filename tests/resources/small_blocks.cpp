@@ -153,7 +153,11 @@ TEST_SUITE("small_blocks") {
         for (void* block : all) {
             blocks->deallocate(block);
         }
+        CHECK(blocks->live_bytes() > 0);
+        CHECK(on.frames.counts().live_bytes == blocks->live_bytes());
         blocks->flush();
+        CHECK(blocks->live_bytes() == 0);
+        CHECK(on.frames.counts().live_bytes == 0);
         CHECK(blocks->allocated_bytes() == 0);
         CHECK(blocks->committed_bytes() > 0);
         blocks->purge();
@@ -188,7 +192,10 @@ TEST_SUITE("small_blocks") {
                 blocks->deallocate(freed);
             }
             CHECK(on.used() > 0);
+            CHECK(blocks->live_bytes() > 3000000);
+            CHECK(blocks->live_bytes() <= blocks->committed_bytes());
         }
+        CHECK(on.frames.counts().live_bytes == 0);
         CHECK(on.used() == 0);
         CHECK(on.port.reserved_bytes() == 0);
         CHECK(on.port.mistakes() == 0);

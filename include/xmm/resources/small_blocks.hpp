@@ -29,6 +29,7 @@
 #include <xmm/mapping/slab.hpp>
 #include <xmm/os/futex.hpp>
 #include <xmm/os/registry.hpp>
+#include <xmm/resources/device_frames.hpp>
 #include <xmm/resources/extent_hooks.hpp>
 #include <xmm/resources/jemalloc_table.hpp>
 #include <xmm/resources/size_classes.hpp>
@@ -68,6 +69,18 @@ private:
     }();
 };
 
+// Bytes in blocks of one small_blocks, those in threads' caches included.
+struct live_account {
+    device_frames* frames = nullptr;
+    std::atomic<std::ptrdiff_t> bytes{0};
+
+    void add(std::ptrdiff_t change) noexcept {
+        // relaxed: a measure.
+        bytes.fetch_add(change, std::memory_order_relaxed);
+        frames->add_live(change);
+    }
+};
+
 // One thread's cache for one small_blocks, and who has it: a few blocks of each size, above an explicit cache
 // of jemalloc ("tcache"). The record is given back by whichever of its owner and its thread lets go last.
 struct thread_cache {
@@ -86,6 +99,8 @@ struct thread_cache {
     // (C) constant while an owner has it  (A) atomic  (T) the thread that uses it  (O) its owner's list
     std::atomic<std::uint32_t> now{used};                // (A)
     const jemalloc_functions* functions = nullptr;       // (C)
+    live_account* live = nullptr;                        // (C) its owner's
+    std::ptrdiff_t unreported = 0;                       // (T) bytes that it does not know of yet
     std::uint32_t owner = 0;                             // (C) its number; none is given twice
     std::uint32_t epoch = 0;                             // (T) of its last flush
     unsigned index = 0;                                  // (C) jemalloc's name for it
@@ -96,10 +111,13 @@ struct thread_cache {
     // jemalloc's encoding of "that cache"; and of "no cache".
     [[nodiscard]] int flags() const noexcept { return static_cast<int>((index + 2) << 8); }
     static constexpr int no_flags = 1 << 8;
+    static constexpr std::ptrdiff_t most_unreported = 64 << 10;
 
-    void open(const jemalloc_functions& with_functions, std::uint32_t with_owner,
-              unsigned with_index) noexcept {
+    void open(const jemalloc_functions& with_functions, live_account& with_live,
+              std::uint32_t with_owner, unsigned with_index) noexcept {
         functions = &with_functions;
+        live = &with_live;
+        unreported = 0;
         owner = with_owner;
         index = with_index;
         epoch = 0;
@@ -111,12 +129,25 @@ struct thread_cache {
         // relaxed: published with the record.
         now.store(used, std::memory_order_relaxed);
     }
+    void account(std::ptrdiff_t change) noexcept {
+        unreported += change;
+        if (unreported > most_unreported || unreported < -most_unreported) {
+            report();
+        }
+    }
+    void report() noexcept {
+        live->add(unreported);
+        unreported = 0;
+    }
     void flush() noexcept {
-        for (block_stack& one : stacks) {
+        for (std::size_t i = 0; i < stacks.size(); ++i) {
+            block_stack& one = stacks[i];
+            unreported -= static_cast<std::ptrdiff_t>(one.count * size_classes::bytes_of(i));
             while (one.count != 0) {
                 functions->dallocx(one.blocks[--one.count], flags());
             }
         }
+        report();
         functions->mallctl("tcache.flush", nullptr, nullptr, &index, sizeof index);
     }
 };
@@ -205,7 +236,7 @@ public:
         if (auto& kept = mine.cache->stacks[size]; kept.count != 0) {
             return kept.blocks[--kept.count];
         }
-        return carve(size, mine.flags);
+        return carve(size, mine);
     }
     // The same with the reason.
     [[nodiscard]] result<void*> allocate(std::size_t bytes, std::size_t alignment) noexcept {
@@ -226,6 +257,7 @@ public:
             return;
         }
         functions_.dallocx(block, mine.flags);
+        account(mine, -static_cast<std::ptrdiff_t>(classes::bytes_of(size)));
     }
 
     // At least what was asked for; of a block from here. Lock-free, some 2 ns.
@@ -245,6 +277,12 @@ public:
     // Gives back the frames of all slots without a block, but for what caches hide: flush() comes first.
     void purge() noexcept { control("purge"); }
 
+    // Bytes in blocks, to 64 KiB a thread; what threads keep at hand is among them.
+    [[nodiscard]] std::size_t live_bytes() const noexcept {
+        // relaxed: a figure.
+        const std::ptrdiff_t bytes = live_.bytes.load(std::memory_order_relaxed);
+        return bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
+    }
     // Bytes of extents, in blocks or kept for them, and the slots that have frames for them.
     [[nodiscard]] std::size_t committed_bytes() const noexcept { return hooks_.committed_bytes(); }
     [[nodiscard]] std::size_t slot_count() const noexcept { return hooks_.slot_count(); }
@@ -259,7 +297,7 @@ private:
 
     small_blocks(device_frames& frames, queue_id queue, std::uint32_t tag,
                  const jemalloc_functions& functions) noexcept
-        : functions_{functions}, hooks_{frames, queue, tag} {}
+        : functions_{functions}, live_{&frames}, hooks_{frames, queue, tag} {}
 
     // jemalloc's encoding of "this arena".
     [[nodiscard]] int arena_flags() const noexcept { return static_cast<int>((arena_ + 1) << 20); }
@@ -273,12 +311,21 @@ private:
         XMM_ASSERT(mark != 0, "no block was handed out there");
         return mark - 1;
     }
-    [[nodiscard]] void* carve(std::size_t size, int flags) noexcept {
-        void* block = functions_.mallocx(classes::bytes_of(size), flags);
+    [[nodiscard]] void* carve(std::size_t size, const entry& mine) noexcept {
+        void* block = functions_.mallocx(classes::bytes_of(size), mine.flags);
         if (block != nullptr) [[likely]] {
             hooks_.set_mark(to_address(block), static_cast<std::uint8_t>(size + 1));
+            account(mine, static_cast<std::ptrdiff_t>(classes::bytes_of(size)));
         }
         return block;
+    }
+    // What a thread keeps at hand counts as in use: only what goes to jemalloc and comes from it is counted.
+    void account(const entry& mine, std::ptrdiff_t change) noexcept {
+        if (mine.cache != &detail::no_cache) {
+            mine.cache->account(change);
+        } else {
+            live_.add(change);
+        }
     }
 
     [[nodiscard]] const entry& entry_of_this_thread() noexcept {
@@ -311,6 +358,7 @@ private:
     unsigned arena_ = 0;                  // (C)
     bool has_arena_ = false;              // (C)
     std::atomic<detail::thread_cache*> caches_{nullptr};  // (A) all ever made; only ever pushed
+    detail::live_account live_;                           // (A)
     extent_hooks hooks_;
 };
 
@@ -386,6 +434,7 @@ inline small_blocks::~small_blocks() {
         [[maybe_unused]] const bool is_gone = control("destroy");
         XMM_ASSERT(is_gone, "an arena is some thread's own");
     }
+    live_.add(-live_.bytes.load(std::memory_order_relaxed));  // of blocks that go with it
 }
 
 inline const small_blocks::entry& small_blocks::renewed_entry(std::uint64_t key) noexcept {
@@ -461,7 +510,7 @@ inline detail::thread_cache* small_blocks::fresh_cache() noexcept {
         records.give_back(made);
         return nullptr;
     }
-    made->open(*jemalloc_table::find(), number(), index);
+    made->open(*jemalloc_table::find(), live_, number(), index);
     made->next_of_owner = caches_.load(std::memory_order_relaxed);
     // release: pairs with the acquire in idle_cache.
     while (!caches_.compare_exchange_weak(made->next_of_owner, made, std::memory_order_release,
