@@ -66,8 +66,10 @@ private:
             step next;
             {
                 std::lock_guard guard{page->lock};
-                if (!page->va.contains(at) || page->current() == residency::released) {
-                    return fail(errc::not_mapped, "no region of this space is there");
+                if (!page->is_memory_locked(at)) {
+                    return fail(errc::not_mapped, page->is_arena
+                                                      ? "that memory of a heap was given back"
+                                                      : "no region of this space is there");
                 }
                 next = look_locked(*page, state);
                 if (next.kind == step::done && round == 0 && next.was_resolved) {

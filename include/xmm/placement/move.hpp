@@ -108,6 +108,34 @@ public:
         return {};
     }
 
+    // With the page lock: an untouched granule gets that frame, whatever it holds, and its node's accessor a
+    // mapping of it. On failure neither has the other. On no list: what an arena has, reclaim need not see.
+    [[nodiscard]] status give_frame_locked(granule& one, frame_record& given) noexcept {
+        XMM_ASSERT(one.current() == residency::untouched, "a granule with a frame got another");
+        node& at = space_.at_slot(given.slot);
+        given.owner = &one;
+        given.backing.zeroed = false;
+        one.frames[given.slot] = &given;
+        set_home_locked(one, residency_step::first_touch, given.slot);
+        status entered = enter_locked(one, at.accessor(), access::read_write);
+        if (!entered) {
+            static_cast<void>(
+                take_frame_locked(one));  // nothing is mapped that could not be cleared
+        }
+        return entered;
+    }
+    // With the page lock: parts a granule from its one frame, which backs nothing then; the contents go.
+    [[nodiscard]] result<frame_record*> take_frame_locked(granule& one) noexcept {
+        XMM_ASSERT(one.home_frame() != nullptr && count_frames(one) == 1, "not a single frame");
+        if (status cleared = clear_all_locked(one); !cleared) {
+            return cleared;
+        }
+        frame_record* taken = unlink_locked(one, one.home);
+        one.home = no_slot;
+        one.step_locked(residency_step::discard, residency::untouched);
+        return taken;
+    }
+
     // With the page lock: lets the accessor reach the frame that is nearest to it.
     status enter_locked(granule& one, unsigned accessor, access who) noexcept {
         if (one.mapped[accessor] == who) {
@@ -150,6 +178,9 @@ public:
     // With the page lock: each of its frames goes to the recent end of its node's list, also one that a mover
     // had popped.
     void relink_locked(granule& one) noexcept {
+        if (one.is_arena) {
+            return;
+        }
         for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
             if (one.frames[slot] != nullptr) {
                 space_.at_slot(slot).active.move_to_recent(*one.frames[slot]);
