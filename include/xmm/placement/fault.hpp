@@ -307,11 +307,11 @@ private:
             return try_host_after(taken.error(), to, state);
         }
         const bool is_seen = to.is_host || next.to == state.accessor;
-        transfer one{.moved = &page,
-                     .to = *taken,
-                     .accessor = is_seen ? state.accessor : no_slot,
-                     .who = next.keeps_copy ? access::read : access::read_write,
-                     .keeps_copy = next.keeps_copy};
+        page_move one{.moved = &page,
+                      .to = *taken,
+                      .accessor = is_seen ? state.accessor : no_slot,
+                      .who = next.keeps_copy ? access::read : access::read_write,
+                      .keeps_copy = next.keeps_copy};
         if (moves_.move({&one, 1}, false) == 0) {
             return try_host_after(one.outcome, to, state);
         }
