@@ -34,7 +34,7 @@ inline constexpr std::size_t largest_file_bytes = std::size_t{4} << 30;
     struct closer {
         void operator()(gzFile file) const noexcept { gzclose(file); }
     };
-    struct stat about{};
+    struct stat about {};
     if (::stat(path.c_str(), &about) == 0 && S_ISDIR(about.st_mode)) {
         throw bad_input(path + ": is a folder");
     }
@@ -56,11 +56,11 @@ inline constexpr std::size_t largest_file_bytes = std::size_t{4} << 30;
         out.resize(had + static_cast<std::size_t>(std::max(count, 0)));
         // A cut archive yields its last bytes together with Z_BUF_ERROR.
         if (count < 0 || (code != Z_OK && code != Z_STREAM_END)) {
-            throw bad_input(fmt::format(
-                "{}: after {} bytes: {}", path, out.size(),
-                code == Z_BUF_ERROR ? "the gzip data is cut short"
-                : code == Z_ERRNO   ? std::strerror(errno)
-                                    : fmt::format("the gzip data is corrupt ({})", why)));
+            throw bad_input(fmt::format("{}: after {} bytes: {}", path, out.size(),
+                                        code == Z_BUF_ERROR ? "the gzip data is cut short"
+                                        : code == Z_ERRNO
+                                            ? std::strerror(errno)
+                                            : fmt::format("the gzip data is corrupt ({})", why)));
         }
         if (out.size() > most) {
             throw bad_input(fmt::format("{}: holds more than {} bytes", path, most));

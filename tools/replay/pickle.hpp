@@ -110,9 +110,10 @@ private:
         throw bad_input(fmt::format("{}: byte {}: {}", name_, opcode_at_, why));
     }
     [[noreturn]] void refuse(const char* opcode) const {
-        fail(fmt::format("opcode {} loads or calls something of the program that wrote it; only "
-                         "plain data is read",
-                         opcode));
+        fail(
+            fmt::format("opcode {} loads or calls something of the program that wrote it; only "
+                        "plain data is read",
+                        opcode));
     }
 
     [[nodiscard]] std::string_view take(std::uint64_t count) {
@@ -288,9 +289,13 @@ private:
             case 0x8c: push_string(kind::text, little_endian(1)); return true;
             case 0x8d: push_string(kind::text, little_endian(8)); return true;
             case 'T':  // a string of Python 2
-            case 'B': push_string(opcode == 'T' ? kind::text : kind::bytes, little_endian(4)); return true;
+            case 'B':
+                push_string(opcode == 'T' ? kind::text : kind::bytes, little_endian(4));
+                return true;
             case 'U':
-            case 'C': push_string(opcode == 'U' ? kind::text : kind::bytes, little_endian(1)); return true;
+            case 'C':
+                push_string(opcode == 'U' ? kind::text : kind::bytes, little_endian(1));
+                return true;
             case 0x8e:
             case 0x96: push_string(kind::bytes, little_endian(8)); return true;
             case ']':

@@ -53,8 +53,7 @@ struct price_curve {
             return points.back().second;
         }
         const auto below = above - 1;
-        const double part =
-            std::log(size / below->first) / std::log(above->first / below->first);
+        const double part = std::log(size / below->first) / std::log(above->first / below->first);
         return below->second + part * (above->second - below->second);
     }
 };
@@ -102,8 +101,7 @@ struct prices {
         prices out = idle();
         out.name = file;
         for (const auto& [key, value] : parsed.items()) {
-            const auto found =
-                std::find(driver_call_names.begin(), driver_call_names.end(), key);
+            const auto found = std::find(driver_call_names.begin(), driver_call_names.end(), key);
             if (found == driver_call_names.end()) {
                 refuse(fmt::format("no driver call '{}'; known are {}", key,
                                    fmt::join(driver_call_names, ", ")));

@@ -29,15 +29,13 @@ namespace xmm::trace_replay {
             lines.fail(fmt::format("{} of the 5 fields op,id,size,stream,us", *count));
         }
         if (fields[0] != "a" && fields[0] != "r" && fields[0] != "f") {
-            lines.fail(
-                fmt::format("unknown operation {}: expected a, f or r", quote(fields[0])));
+            lines.fail(fmt::format("unknown operation {}: expected a, f or r", quote(fields[0])));
         }
         const std::uint64_t id = decimal_field(lines, fields[1], "id");
         const std::uint64_t bytes = decimal_field(lines, fields[2], "size");
         const std::uint64_t stream = decimal_field(lines, fields[3], "stream");
         const std::uint64_t us = decimal_field(lines, fields[4], "time");
-        const trace_builder::outcome why = fields[0] == "a"
-                                               ? out.allocate(id, bytes, stream, us)
+        const trace_builder::outcome why = fields[0] == "a" ? out.allocate(id, bytes, stream, us)
                                            : fields[0] == "r"
                                                ? out.request_free(id, bytes, stream, us)
                                                : out.complete_free(id, bytes, stream, us);

@@ -125,8 +125,7 @@ private:
     [[noreturn]] static void bad(const line_reader& lines, std::string_view text) {
         lines.fail(fmt::format("time {} is neither hh:mm:ss.ffffff nor seconds", quote(text)));
     }
-    [[nodiscard]] static std::uint64_t clock_time(const line_reader& lines,
-                                                  std::string_view text) {
+    [[nodiscard]] static std::uint64_t clock_time(const line_reader& lines, std::string_view text) {
         const std::string_view whole = text;
         const std::size_t day = text.find_last_of(" T");  // a date in front is passed over
         text = day == std::string_view::npos ? text : text.substr(day + 1);
@@ -185,8 +184,9 @@ private:
     const auto columns =
         lines.next(line) ? detail::find_rmm_columns(line) : std::optional<detail::rmm_columns>{};
     if (!columns) {
-        throw bad_input(name + ":1: not the head of an allocation log: expected "
-                               "Thread,Time,Action,Pointer,Size,Stream");
+        throw bad_input(name +
+                        ":1: not the head of an allocation log: expected "
+                        "Thread,Time,Action,Pointer,Size,Stream");
     }
     trace_builder out;
     detail::rmm_clock clock;
@@ -200,8 +200,8 @@ private:
         const auto count = split_fields(line, fields);
         // Locations of old logs may hold commas; they come last.
         if (count && *count < columns->count) {
-            lines.fail(fmt::format("{} of the {} fields of the first line", *count,
-                                   columns->count));
+            lines.fail(
+                fmt::format("{} of the {} fields of the first line", *count, columns->count));
         }
         if (!columns->is_old && (!count || *count > columns->count)) {
             lines.fail(fmt::format("more than the {} fields of the first line", columns->count));
@@ -242,8 +242,8 @@ private:
                 pointer, columns->is_old && bytes == 0 ? std::nullopt : std::optional{bytes},
                 stream, us);
         } else if (action != "allocate failure") {
-            lines.fail(fmt::format(
-                "unknown action {}: expected allocate, allocate failure or free", quote(action)));
+            lines.fail(fmt::format("unknown action {}: expected allocate, allocate failure or free",
+                                   quote(action)));
         }
         if (why) {
             lines.fail(fmt::format("block 0x{:x}: {}", pointer, *why));

@@ -120,8 +120,8 @@ private:
         std::uint64_t pointer, bytes, stream;
     };
     // Freed in the history but not allocated in it, or in use at its end without any event.
-    [[nodiscard]] std::vector<earlier_block> find_earlier(
-        std::int64_t device, const std::vector<entry>& entries) const {
+    [[nodiscard]] std::vector<earlier_block> find_earlier(std::int64_t device,
+                                                          const std::vector<entry>& entries) const {
         std::vector<earlier_block> out;
         std::unordered_set<std::uint64_t> seen;
         for (const entry& one : entries) {
@@ -130,8 +130,7 @@ private:
             }
         }
         const auto segments = data_.find(data_.root(), "segments");
-        for (const pickle::value segment :
-             data_.items(segments.value_or(pickle::value{}))) {
+        for (const pickle::value segment : data_.items(segments.value_or(pickle::value{}))) {
             if (number(segment, "device").value_or(0) != static_cast<std::uint64_t>(device)) {
                 continue;
             }

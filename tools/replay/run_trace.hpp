@@ -22,7 +22,8 @@ class timeline {
 public:
     static constexpr std::size_t columns = 800;
 
-    explicit timeline(std::uint64_t duration_us) : duration_{std::max<std::uint64_t>(duration_us, 1)} {}
+    explicit timeline(std::uint64_t duration_us)
+        : duration_{std::max<std::uint64_t>(duration_us, 1)} {}
 
     void note(std::uint64_t us, std::uint64_t bytes) noexcept {
         const auto at = static_cast<std::size_t>(static_cast<double>(std::min(us, duration_)) /
@@ -44,6 +45,7 @@ private:
 };
 
 struct run_result {
+    std::size_t source = 0;  // results of one trace have the same number
     std::string trace;
     std::string allocator;
     std::uint64_t events = 0;
@@ -59,7 +61,8 @@ struct run_result {
     double first_creation_us = 0;
     double ns_per_event = 0;
     std::uint64_t duration_us = 0;
-    std::optional<std::uint64_t> out_of_memory_at;  // the event that got nothing; the run ended there
+    std::optional<std::uint64_t>
+        out_of_memory_at;  // the event that got nothing; the run ended there
     timeline live{1};
     timeline reserved{1};
 
@@ -87,8 +90,7 @@ struct run_result {
 
 // `done` counts events, for a progress bar in another thread.
 [[nodiscard]] inline run_result run_trace(const trace& source, const std::string& name,
-                                          candidate& allocator,
-                                          std::atomic<std::uint64_t>& done) {
+                                          candidate& allocator, std::atomic<std::uint64_t>& done) {
     run_result out;
     out.trace = source.name;
     out.allocator = name;
@@ -137,8 +139,8 @@ struct run_result {
             told = at;
         }
     }
-    const auto ns = std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start)
-                        .count();
+    const auto ns =
+        std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
     done.fetch_add(source.events.size() - told, std::memory_order_relaxed);
     out.ns_per_event = at == 0 ? 0 : ns / static_cast<double>(at);
     out.peak_reserved_bytes = bill.peak_reserved();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// simulated_frames.hpp - a frame_port without a device: addresses are reserved, calls are billed.
+// simulated_frames.hpp - a frame_port that keeps the bill, without a device or in front of a backend.
 //
 // Model    Address space is the process's own, without access: any touch is fatal. All of a port's
 //          reservations lie in one stretch, upwards, so that two runs see the same order of addresses.
+//          In front of a backend its frames are created and mapped for real, and timed if asked to.
 //          Time is the trace's. Work of a queue that is recorded now completes `lag_us` later, or when
 //          set_completion says so; waiting moves no clock but is billed.
 // Threads  One.
@@ -11,12 +12,15 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
-#include <memory>
-#include <optional>
+#include <initializer_list>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include <xmm/concepts/backend_table.hpp>
 #include <xmm/core/config.hpp>
 #include <xmm/resources/frame_port.hpp>
 
@@ -28,6 +32,9 @@ struct simulation_options {
     std::uint64_t device_bytes = 0;  // 0: never runs out
     std::uint64_t lag_us = 0;        // how long after its submission a queue's work completes
     bool can_alias = true;
+    backend_ref backing = {};  // null: no memory at all
+    node_id node = no_node;
+    bool is_timed = false;  // the backing's calls cost what they take, not what the list says
 };
 
 class simulated_frames final : public frame_port {
@@ -47,6 +54,10 @@ public:
     void set_completion(queue_id queue, std::uint64_t us) { completion_[queue.value] = us; }
 
     result<address> reserve(std::size_t bytes, std::size_t slot_bytes) noexcept override {
+        if (options_.backing) {
+            auto range = options_.backing.va_examine({0, bytes}, slot_bytes);
+            return range ? result<address>{range->begin} : result<address>{range.error()};
+        }
         for (int attempt = 0; attempt < 2; ++attempt) {
             const address begin = align_up(next_, slot_bytes);
             if (begin >= next_ && begin <= end_ && bytes <= end_ - begin) {
@@ -59,49 +70,71 @@ public:
         }
         return fail(errc::no_memory, "no address space for a simulated device");
     }
-    // Addresses are not used again: a stale one is told apart from a new one.
-    void release(va_range) noexcept override {}
+    // Simulated addresses are not used again: a stale one is told apart from a new one.
+    void release(va_range reservation) noexcept override {
+        if (options_.backing) {
+            options_.backing.va_release(reservation);
+        }
+    }
 
     result<port_frame> create(std::size_t bytes) noexcept override {
         if (options_.device_bytes != 0 && bill_.reserved() + bytes > options_.device_bytes) {
             return fail(errc::no_memory, "the simulated device is full");
         }
-        bill_.add_create(bytes, bill_.price(driver_call::create, bytes));
-        auto* one = new simulated_frame{bytes};
+        frame real;
+        status made;
+        const double us = cost({driver_call::create}, bytes, [&] {
+            auto got = options_.backing.frame_create(options_.node, bytes);
+            made = got ? status{} : got.error();
+            real = got ? *got : frame{};
+        });
+        if (!made) {
+            return made;
+        }
+        bill_.add_create(bytes, us);
+        auto* one = new simulated_frame{bytes, real};
         is_new_ = one;
-        ++frames_;
         return port_frame{one};
     }
     void drop(port_frame one, std::size_t bytes) noexcept override {
-        auto* frame = static_cast<simulated_frame*>(one.handle);
-        XMM_ASSERT(frame->mappings == 0 && frame->bytes == bytes, "a frame is dropped in use");
-        bill_.add_drop(bytes, bill_.price(driver_call::drop, bytes));
-        is_new_ = is_new_ == frame ? nullptr : is_new_;
-        --frames_;
-        delete frame;
+        auto* own = static_cast<simulated_frame*>(one.handle);
+        XMM_ASSERT(own->mappings == 0 && own->bytes == bytes, "a frame is dropped in use");
+        bill_.add_drop(bytes, cost({driver_call::drop}, bytes,
+                                   [&] { options_.backing.frame_drop(own->real); }));
+        is_new_ = is_new_ == own ? nullptr : is_new_;
+        delete own;
     }
-    status map(address, port_frame one, std::size_t bytes) noexcept override {
-        auto* frame = static_cast<simulated_frame*>(one.handle);
-        XMM_ASSERT(frame->bytes == bytes, "a frame is mapped with another size");
-        XMM_ASSERT(frame->mappings == 0 || options_.can_alias, "a frame is mapped twice");
-        ++frame->mappings;
-        const double us =
-            bill_.price(driver_call::map, bytes) + bill_.price(driver_call::set_access, bytes);
-        if (std::exchange(frame->was_mapped, true)) {
+    status map(address slot, port_frame one, std::size_t bytes) noexcept override {
+        auto* own = static_cast<simulated_frame*>(one.handle);
+        XMM_ASSERT(own->bytes == bytes, "a frame is mapped with another size");
+        XMM_ASSERT(own->mappings == 0 || options_.can_alias, "a frame is mapped twice");
+        status outcome;
+        const double us = cost({driver_call::map, driver_call::set_access}, bytes, [&] {
+            const run entry{{slot, bytes}, own->real, access::read_write};
+            outcome = options_.backing.pmap_enter(options_.node, {&entry, 1}).outcome;
+        });
+        if (!outcome) {
+            return outcome;
+        }
+        ++own->mappings;
+        if (std::exchange(own->was_mapped, true)) {
             bill_.add_move(us, 2);
             bill_.add_moved_frame();
-        } else if (frame == is_new_) {
+        } else if (own == is_new_) {
             bill_.add_to_create(us, 2);
         } else {
             bill_.add_move(us, 2);  // created ahead: which creation it was is not known any more
         }
         return {};
     }
-    void unmap(address, port_frame one, std::size_t bytes) noexcept override {
-        auto* frame = static_cast<simulated_frame*>(one.handle);
-        XMM_ASSERT(frame->mappings > 0 && frame->bytes == bytes, "a slot is unmapped twice");
-        --frame->mappings;
-        bill_.add_move(bill_.price(driver_call::unmap, bytes));
+    void unmap(address slot, port_frame one, std::size_t bytes) noexcept override {
+        auto* own = static_cast<simulated_frame*>(one.handle);
+        XMM_ASSERT(own->mappings > 0 && own->bytes == bytes, "a slot is unmapped twice");
+        --own->mappings;
+        bill_.add_move(cost({driver_call::unmap}, bytes, [&] {
+            const va_range where{slot, bytes};
+            (void)options_.backing.pmap_clear(options_.node, {&where, 1});
+        }));
     }
 
     result<ticket> record(queue_id queue) noexcept override {
@@ -126,11 +159,30 @@ public:
     }
     bool can_alias() const noexcept override { return options_.can_alias; }
 
-    [[nodiscard]] std::uint64_t frames() const noexcept { return frames_; }
-
 private:
+    // Does it where there is a backing; what it took, or what the calls cost by the list.
+    template <class Fn>
+    [[nodiscard]] double cost(std::initializer_list<driver_call> calls, std::size_t bytes,
+                              Fn&& fn) {
+        if (options_.backing) {
+            const auto begin = std::chrono::steady_clock::now();
+            fn();
+            if (options_.is_timed) {
+                return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() -
+                                                                 begin)
+                    .count();
+            }
+        }
+        double us = 0;
+        for (const driver_call one : calls) {
+            us += bill_.price(one, bytes);
+        }
+        return us;
+    }
+
     struct simulated_frame {
         std::size_t bytes;
+        frame real;
         unsigned mappings = 0;
         bool was_mapped = false;
     };
@@ -161,7 +213,6 @@ private:
     std::uint64_t now_ = 0;
     std::unordered_map<std::uint32_t, std::uint64_t> completion_;
     simulated_frame* is_new_ = nullptr;
-    std::uint64_t frames_ = 0;
 };
 
 }  // namespace xmm::trace_replay

@@ -186,8 +186,7 @@ protected:
     [[nodiscard]] virtual block* find_free(std::uint32_t stream, std::uint64_t bytes,
                                            bool is_small) = 0;
     // A free block that is in no set, from the driver.
-    [[nodiscard]] virtual block* grow(std::uint32_t stream, std::uint64_t bytes,
-                                      bool is_small) = 0;
+    [[nodiscard]] virtual block* grow(std::uint32_t stream, std::uint64_t bytes, bool is_small) = 0;
     [[nodiscard]] virtual bool is_worth_splitting(std::uint64_t rest,
                                                   bool is_small) const noexcept = 0;
     virtual void release_cached() = 0;
@@ -234,10 +233,10 @@ private:
         return one;
     }
     block* grow(std::uint32_t stream, std::uint64_t bytes, bool is_small) override {
-        const std::uint64_t segment =
-            is_small                               ? detail::torch_small_segment
-            : bytes < detail::torch_smallest_own ? detail::torch_large_segment
-                                                 : detail::round_to(bytes, detail::torch_own_step);
+        const std::uint64_t segment = is_small ? detail::torch_small_segment
+                                      : bytes < detail::torch_smallest_own
+                                          ? detail::torch_large_segment
+                                          : detail::round_to(bytes, detail::torch_own_step);
         if (!has_room(segment)) {
             return nullptr;
         }
@@ -295,9 +294,8 @@ private:
         if (at == free.end() || (*at)->stream != stream) {
             return nullptr;
         }
-        for (auto next = std::next(at); next != free.end() && (*next)->stream == stream &&
-                                        reach(*next) < reach(*at);
-             ++next) {
+        for (auto next = std::next(at);
+             next != free.end() && (*next)->stream == stream && reach(*next) < reach(*at); ++next) {
             at = next;
         }
         block* one = *at;
