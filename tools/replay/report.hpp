@@ -62,47 +62,64 @@ inline constexpr const char* results_legend =
     "driver: frames moved, waits, and frames created beyond the most that was live so far; first: "
     "frames created up to there.\n";
 
-// Means over the traces that every allocator finished; empty with a single trace.
+// Means over the traces, of one stream and of several apart; empty with a single trace.
 [[nodiscard]] inline std::string summary_table(const std::vector<run_result>& results) {
     struct sum {
-        double logs = 0, worst = 0, worst_share = 0;
-        std::size_t count = 0, failed = 0;
+        double logs = 0, worst = 0;
+        std::size_t count = 0;
+
+        void add(double ratio) {
+            logs += std::log(ratio);
+            worst = std::max(worst, ratio);
+            ++count;
+        }
+        [[nodiscard]] std::string mean() const {
+            return count == 0 ? "-"
+                              : fmt::format("{:.4f}", std::exp(logs / static_cast<double>(count)));
+        }
+        [[nodiscard]] std::string most() const {
+            return count == 0 ? "-" : fmt::format("{:.4f}", worst);
+        }
+    };
+    struct sums {
+        sum one_stream, several;
+        double most_share = 0;
+        std::size_t failed = 0;
     };
     std::vector<std::string> order;
-    std::map<std::string, sum> sums;
+    std::map<std::string, sums> all;
     for (const run_result& one : results) {
-        if (!sums.contains(one.allocator)) {
+        if (!all.contains(one.allocator)) {
             order.push_back(one.allocator);
         }
-        sum& to = sums[one.allocator];
+        sums& to = all[one.allocator];
         if (one.out_of_memory_at) {
             ++to.failed;
             continue;
         }
-        to.logs += std::log(one.ratio());
-        to.worst = std::max(to.worst, one.ratio());
-        to.worst_share = std::max(to.worst_share, one.driver_share());
-        ++to.count;
+        (one.streams > 1 ? to.several : to.one_stream).add(one.ratio());
+        to.most_share = std::max(to.most_share, one.driver_share());
     }
-    demo::table out{{"allocator", "traces", "geometric mean", "worst", "most driver time"}};
+    demo::table out{{"allocator", "traces", "one stream: mean", "worst", "several: mean", "worst",
+                     "most driver time"}};
     bool is_useful = false;
     for (const std::string& name : order) {
-        const sum& one = sums[name];
-        is_useful = is_useful || one.count > 1;
+        const sums& one = all[name];
+        const std::size_t count = one.one_stream.count + one.several.count;
+        is_useful = is_useful || count + one.failed > 1;
         out.add({name,
-                 one.failed == 0 ? std::to_string(one.count)
-                                 : fmt::format("{} of {}", one.count, one.count + one.failed),
-                 one.count == 0
-                     ? "-"
-                     : fmt::format("{:.4f}", std::exp(one.logs / static_cast<double>(one.count))),
-                 fmt::format("{:.4f}", one.worst), fmt::format("{:.3f} %", one.worst_share)});
+                 one.failed == 0 ? std::to_string(count)
+                                 : fmt::format("{} of {}", count, count + one.failed),
+                 one.one_stream.mean(), one.one_stream.most(), one.several.mean(),
+                 one.several.most(), fmt::format("{:.3f} %", one.most_share)});
     }
     return is_useful ? out.text() : std::string{};
 }
 
 [[nodiscard]] inline nlohmann::ordered_json result_json(const run_result& one) {
     nlohmann::ordered_json out = {
-        {"trace", one.trace},
+        {"trace", short_name(one.trace)},
+        {"file", one.trace},
         {"allocator", one.allocator},
         {"events", one.events},
         {"streams", one.streams},
