@@ -195,6 +195,28 @@ public:
         for_each_shelf([&](shelf& one) { gone += one.tag == tag ? one.trim() : 0; });
         return gone;
     }
+    // A tag that nobody else has. Users' own are below first_made_tag.
+    [[nodiscard]] pool_tag make_tag() noexcept {
+        // relaxed: the number is all that is handed over.
+        const unsigned count = made_tags_.fetch_add(1, std::memory_order_relaxed);
+        return {static_cast<std::uint16_t>(first_made_tag + count % (0x10000 - first_made_tag))};
+    }
+    static constexpr std::uint16_t first_made_tag = 0x8000;
+    // Gives back every block of a tag that is left, on its own queue, and trims.
+    void release(pool_tag tag) noexcept {
+        for_each_shelf([&](shelf& one) {
+            if (one.tag == tag) {
+                give_back_all(one);
+            }
+        });
+        static_cast<void>(trim(tag));
+    }
+    // Of frames behind the addresses of a tag.
+    [[nodiscard]] std::size_t reserved_bytes(pool_tag tag) noexcept {
+        std::size_t bytes = 0;
+        for_each_shelf([&](shelf& one) { bytes += one.tag == tag ? one.reserved_bytes() : 0; });
+        return bytes;
+    }
     void set_shortage_callback(shortage_callback callback, void* context) noexcept {
         with(callback_lock_, [&] { callback_ = {callback, context}; });
     }
@@ -876,6 +898,7 @@ private:
     static constexpr unsigned bucket_count = 64;
     std::array<std::atomic<shelf*>, bucket_count> shelves_{};  // (A)  written under shelves_order_
     std::mutex shelves_order_;                                 // taken before all ranked locks
+    std::atomic<unsigned> made_tags_{0};
     unsigned shelf_count_ = 0;                                 // under shelves_order_
     ranked_mutex<lock_rank::leaf> desks_lock_;
     std::vector<std::unique_ptr<desk>> desks_;  // under desks_lock_, as the next
