@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/resources/extent_hooks.hpp>
 
+#include <xmm/resources/device_frames.hpp>
+
 #include <doctest/doctest.h>
 
 #include <random>
@@ -17,7 +19,7 @@ namespace {
 struct rig {
     trap_port port;
     xmm::device_frames frames{port};
-    xmm::extent_hooks hooks{frames, xmm::queue_id{1}};
+    xmm::extent_hooks<xmm::device_frames> hooks{frames, xmm::queue_id{1}};
     xmm::jemalloc_hooks* table = hooks.table();
 
     // Slots in use: what can be given back is given back first.

@@ -4,7 +4,7 @@
 // Model    One per arena. Extents are carved one behind the other from a few large reservations of address
 //          space in slots of 2 MiB, so that small extents share a slot. A slot has a frame while any byte of
 //          it is committed: jemalloc commits what it first uses and decommits what is purged.
-// Threads  Any. One lock, its frame_user's, held while frames are asked for; jemalloc's own come before it.
+// Threads  Any. One lock, rank extent_hooks, held while frames are asked for; jemalloc's own come before it.
 // Failure  A hook that fails answers jemalloc in its own terms and leaves everything as it was; the reason is
 //          kept. Without frames to be had no further address space is taken. Nothing here touches the memory,
 //          reclaims, or calls user code.
@@ -18,14 +18,12 @@
 #include <cstdint>
 #include <memory>
 #include <new>
-
-#include <sys/mman.h>
+#include <type_traits>
+#include <utility>
 
 #include <xmm/core/lock.hpp>
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
-#include <xmm/resources/device_frames.hpp>
-#include <xmm/resources/slot_span.hpp>
 
 namespace xmm {
 
@@ -52,13 +50,14 @@ struct jemalloc_hooks {
                   std::size_t second_bytes, bool committed, unsigned arena) = nullptr;
 };
 
+// Frames is device_frames, or what a test puts in its place.
+template <class Frames>
 class extent_hooks final : private jemalloc_hooks {
 public:
     static constexpr std::size_t slot_bytes = page_bytes;
-    static constexpr std::size_t mark_bytes = 4096;  // no two slabs share so much
 
-    extent_hooks(device_frames& frames, queue_id queue, std::uint32_t tag = 0) noexcept
-        : frames_{frames}, user_{queue, tag} {
+    extent_hooks(Frames& frames, queue_id queue, std::uint32_t tag = 0) noexcept
+        : frames_{frames}, queue_{queue}, tag_{tag} {
         alloc = &on_alloc;
         dalloc = &on_dalloc;
         destroy = &on_destroy;
@@ -72,12 +71,9 @@ public:
     // The arena is gone.
     ~extent_hooks() {
         XMM_ASSERT(committed_bytes() == 0, "an arena's hooks go after the arena");
-        with(user_.lock(), [&] {
-            for (std::size_t i = 0; i < reservation_count(); ++i) {
-                frames_.release_locked(reservations_[i].span);
-                ::munmap(reservations_[i].marks, reservations_[i].mark_count());
-            }
-        });
+        for (std::size_t i = 0; i < reservation_count(); ++i) {
+            frames_.release(reservations_[i].span);
+        }
     }
 
     // What arena creation is told.
@@ -109,40 +105,25 @@ public:
         }
         return false;
     }
-    // A mark for the block at that address, kept until its 4 KiB are marked anew: blocks side by side are of one
-    // size, so that a few bits say which. Lock-free, like the question; 0 where none was set.
-    void set_mark(address block, std::uint8_t mark) noexcept {
-        const reservation* in = find(block);
-        XMM_ASSERT(in != nullptr, "not a block of this arena");
-        // relaxed, both: who has the block was told by who marked it.
-        in->marks[(block - in->range.begin) / mark_bytes].store(mark, std::memory_order_relaxed);
-    }
-    [[nodiscard]] std::uint8_t mark_of(address block) const noexcept {
-        const reservation* in = find(block);
-        XMM_ASSERT(in != nullptr, "not a block of this arena");
-        return in->marks[(block - in->range.begin) / mark_bytes].load(std::memory_order_relaxed);
-    }
     // Why a hook failed last; ok if frames were had since.
     [[nodiscard]] status last_failure() noexcept {
-        return with(user_.lock(), [&] { return last_failure_; });
+        return with(lock_, [&] { return last_failure_; });
     }
     [[nodiscard]] bool is_valid() noexcept;
 
 private:
+    using span_pointer = std::remove_cvref_t<decltype(*std::declval<Frames&>().reserve(0, 0, {}))>;
+
     // Doubling up to 64 GiB, so that few are ever needed.
     static constexpr std::size_t first_reservation_bytes = std::size_t{64} << 20;
     static constexpr std::size_t most_doublings = 10;
     static constexpr std::size_t most_reservations = 32;
 
     struct reservation {
-        slot_span* span = nullptr;
+        span_pointer span{};
         va_range range;
         std::size_t carved = 0;                      // handed to jemalloc, from the beginning on
         std::unique_ptr<std::uint32_t[]> committed;  // bytes, by slot
-        // What a page's blocks are marked with. From the OS, so that it costs what is used.
-        std::atomic<std::uint8_t>* marks = nullptr;  // (C), each (A)
-
-        [[nodiscard]] std::size_t mark_count() const noexcept { return range.bytes / mark_bytes; }
     };
 
     [[nodiscard]] static extent_hooks& self(jemalloc_hooks* table) noexcept {
@@ -158,7 +139,7 @@ private:
             return nullptr;
         }
         extent_hooks& me = self(table);
-        return with(me.user_.lock(), [&] { return me.carve_locked(bytes, alignment); });
+        return with(me.lock_, [&] { return me.carve_locked(bytes, alignment); });
     }
     // Refused, so that the addresses stay jemalloc's and only the frames go: it decommits next.
     static bool on_dalloc(jemalloc_hooks*, void*, std::size_t, bool, unsigned) noexcept {
@@ -168,20 +149,18 @@ private:
                            unsigned) noexcept {
         if (committed) {
             extent_hooks& me = self(table);
-            with(me.user_.lock(), [&] { me.decommit_locked({to_address(at), bytes}); });
+            with(me.lock_, [&] { me.decommit_locked({to_address(at), bytes}); });
         }
     }
     static bool on_commit(jemalloc_hooks* table, void* at, std::size_t, std::size_t offset,
                           std::size_t length, unsigned) noexcept {
         extent_hooks& me = self(table);
-        return !with(me.user_.lock(), [&] {
-            return me.commit_locked({to_address(at) + offset, length});
-        });
+        return !with(me.lock_, [&] { return me.commit_locked({to_address(at) + offset, length}); });
     }
     static bool on_decommit(jemalloc_hooks* table, void* at, std::size_t, std::size_t offset,
                             std::size_t length, unsigned) noexcept {
         extent_hooks& me = self(table);
-        with(me.user_.lock(), [&] { me.decommit_locked({to_address(at) + offset, length}); });
+        with(me.lock_, [&] { me.decommit_locked({to_address(at) + offset, length}); });
         return false;
     }
     static bool on_split(jemalloc_hooks*, void*, std::size_t, std::size_t, std::size_t, bool,
@@ -250,21 +229,13 @@ private:
             last_failure_ = fail(errc::no_memory, "the host has no memory for records");
             return nullptr;
         }
-        void* marks = ::mmap(nullptr, wanted / mark_bytes, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (marks == MAP_FAILED) {
-            last_failure_ = fail(errc::no_memory, "the host has no memory for records");
-            return nullptr;
-        }
-        result<slot_span*> span = frames_.reserve_locked(user_, wanted, slot_bytes);
+        auto span = frames_.reserve(wanted, slot_bytes, queue_, tag_);
         if (!span) {
-            ::munmap(marks, wanted / mark_bytes);
             last_failure_ = span.error();
             return nullptr;
         }
-        fresh.span = *span;
+        fresh.span = span.value();
         fresh.range = {fresh.span->range().begin, wanted};
-        fresh.marks = static_cast<std::atomic<std::uint8_t>*>(marks);
         count_.store(index + 1, std::memory_order_release);
         return &fresh;
     }
@@ -276,12 +247,12 @@ private:
         const std::size_t slot = last.range.bytes / slot_bytes - 1;
         if (last.committed[slot] == 0) {
             const va_range probe{last.range.begin + slot * slot_bytes, slot_bytes};
-            const status had = frames_.acquire_locked(*last.span, probe);
+            const status had = frames_.acquire(*last.span, probe);
             if (!had) {
                 last_failure_ = had;
                 return false;
             }
-            frames_.release_locked(*last.span, probe);
+            frames_.release(*last.span, probe);
         }
         is_starved_ = false;
         return true;
@@ -332,7 +303,7 @@ private:
     [[nodiscard]] bool commit_locked(va_range range) noexcept {
         reservation& in = find_locked(range);
         if (const slot_run fresh = own_slots(in, range, false); fresh.count != 0) {
-            const status had = frames_.acquire_locked(*in.span, range_of(in, fresh));
+            const status had = frames_.acquire(*in.span, range_of(in, fresh));
             if (!had) {
                 last_failure_ = had;
                 is_starved_ = true;
@@ -358,14 +329,16 @@ private:
         });
         committed_.fetch_sub(range.bytes, std::memory_order_relaxed);  // relaxed: a figure
         if (gone.count != 0) {
-            frames_.release_locked(*in.span, range_of(in, gone));
+            frames_.release(*in.span, range_of(in, gone));
             slots_.fetch_sub(gone.count, std::memory_order_relaxed);
         }
     }
 
     // (C) constant once made  (A) atomic  (L) under lock_
-    device_frames& frames_;  // (C)
-    frame_user user_;        // its lock is (L)
+    Frames& frames_;           // (C)
+    const queue_id queue_;     // (C)
+    const std::uint32_t tag_;  // (C)
+    ranked_mutex<lock_rank::extent_hooks> lock_;
     std::array<reservation, most_reservations>
         reservations_;                       // (L) spans and ranges (C) below count_
     std::atomic<std::size_t> count_{0};      // (A,L)
@@ -376,8 +349,9 @@ private:
 };
 
 // The sums agree, and nothing is committed beyond what jemalloc was handed.
-inline bool extent_hooks::is_valid() noexcept {
-    return with(user_.lock(), [&] {
+template <class Frames>
+bool extent_hooks<Frames>::is_valid() noexcept {
+    return with(lock_, [&] {
         std::size_t bytes = 0;
         std::size_t slots = 0;
         for (std::size_t i = 0; i < reservation_count(); ++i) {

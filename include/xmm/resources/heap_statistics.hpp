@@ -155,6 +155,11 @@ public:
             add(to.left_count, 1);
             add(to.left_bytes, bytes);
         }
+        // Both at once: nobody uses the block any more.
+        void freed(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {
+            free_requested(pool, bytes);
+            free_completed(pool, bytes, requested);
+        }
         // The block may be reused. Follows its free_requested, maybe from another thread; the same sizes
         // as at its allocation.
         void free_completed(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {

@@ -3,8 +3,7 @@
 //
 // Model    One jemalloc arena whose extents come through extent_hooks and whose records lie in host memory. A
 //          thread keeps freed blocks in a cache of its own, one for each small_blocks that it uses. When
-//          the thread ends, what is in it goes back and the next new thread takes the cache over. All blocks in
-//          4 KiB are of one size, which is noted by address: a block is freed without being told its size.
+//          the thread ends, what is in it goes back and the next new thread takes the cache over.
 // Threads  Any, but for the destructor: by then no thread may be in a call, though threads that once called
 //          may live on. Callers hold no lock of ours: jemalloc's come before them.
 // Failure  no_memory, or whatever the frames answered, and nothing has changed. Where there is no jemalloc, or
@@ -12,7 +11,6 @@
 // See      jemalloc_table.hpp, extent_hooks.hpp
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -29,60 +27,15 @@
 #include <xmm/mapping/slab.hpp>
 #include <xmm/os/futex.hpp>
 #include <xmm/os/registry.hpp>
-#include <xmm/resources/device_frames.hpp>
 #include <xmm/resources/extent_hooks.hpp>
 #include <xmm/resources/jemalloc_table.hpp>
-#include <xmm/resources/size_classes.hpp>
 
 namespace xmm {
 
 namespace detail {
 
-// The sizes of blocks, which are jemalloc's own from 64 bytes on, and how many a thread keeps of each.
-struct small_sizes {
-    using classes = size_classes;
-    static constexpr std::size_t largest_bytes = std::size_t{32} << 10;
-    static constexpr std::size_t count = classes::index_of(largest_bytes, 1) + 1;
-    static constexpr std::size_t most_kept = 32;                           // blocks of each size
-    static constexpr std::size_t most_kept_bytes = std::size_t{32} << 10;  // and bytes
-
-    // A multiple of the alignment lies at one: a block's place in its slab is a multiple of its size, and sizes
-    // keep the powers of two of what they are made for. Cheaper than asking jemalloc for an alignment.
-    [[nodiscard]] static constexpr std::size_t index_of(std::size_t bytes,
-                                                        std::size_t alignment) noexcept {
-        return index_of_units[(align_up(bytes, alignment) + unit_bytes - 1) / unit_bytes];
-    }
-    [[nodiscard]] static constexpr std::uint32_t kept_of(std::size_t index) noexcept {
-        return static_cast<std::uint32_t>(
-            std::min(most_kept, most_kept_bytes / classes::bytes_of(index)));
-    }
-
-private:
-    // A table, since finding a class takes longer than all the rest of an allocation.
-    static constexpr std::size_t unit_bytes = 16;
-    static constexpr auto index_of_units = [] {
-        std::array<std::uint8_t, largest_bytes / unit_bytes + 1> table{};
-        for (std::size_t i = 0; i < table.size(); ++i) {
-            table[i] = static_cast<std::uint8_t>(classes::index_of(i * unit_bytes, 1));
-        }
-        return table;
-    }();
-};
-
-// Bytes in blocks of one small_blocks, those in threads' caches included.
-struct live_account {
-    device_frames* frames = nullptr;
-    std::atomic<std::ptrdiff_t> bytes{0};
-
-    void add(std::ptrdiff_t change) noexcept {
-        // relaxed: a measure.
-        bytes.fetch_add(change, std::memory_order_relaxed);
-        frames->add_live(change);
-    }
-};
-
-// One thread's cache for one small_blocks, and who has it: a few blocks of each size, above an explicit cache
-// of jemalloc ("tcache"). The record is given back by whichever of its owner and its thread lets go last.
+// One explicit cache of jemalloc ("tcache") of one small_blocks, and who has it. The record is given back by
+// whichever of its owner and its thread lets go last.
 struct thread_cache {
     enum state : std::uint32_t {
         used,      // by a thread, which alone may touch the cache
@@ -90,65 +43,21 @@ struct thread_cache {
         idle,      // empty, for the next thread
         orphan,    // its owner is gone, and the cache with it; a thread still has the record
     };
-    struct block_stack {
-        std::uint32_t count = 0;
-        std::uint32_t most = 0;
-        std::array<void*, small_sizes::most_kept> blocks;
-    };
 
     // (C) constant while an owner has it  (A) atomic  (T) the thread that uses it  (O) its owner's list
-    std::atomic<std::uint32_t> now{used};                // (A)
-    const jemalloc_functions* functions = nullptr;       // (C)
-    live_account* live = nullptr;                        // (C) its owner's
-    std::ptrdiff_t unreported = 0;                       // (T) bytes that it does not know of yet
-    std::uint32_t owner = 0;                             // (C) its number; none is given twice
-    std::uint32_t epoch = 0;                             // (T) of its last flush
-    unsigned index = 0;                                  // (C) jemalloc's name for it
-    thread_cache* next_of_owner = nullptr;               // (O)
-    thread_cache* next_of_thread = nullptr;              // (T)
-    std::array<block_stack, small_sizes::count> stacks;  // (T)
+    std::atomic<std::uint32_t> now{used};           // (A)
+    const jemalloc_functions* functions = nullptr;  // (C)
+    std::uint32_t owner = 0;                        // (C) its number; none is given twice
+    std::uint32_t epoch = 0;                        // (T) of its last flush
+    unsigned index = 0;                             // (C) jemalloc's name for it
+    thread_cache* next_of_owner = nullptr;          // (O)
+    thread_cache* next_of_thread = nullptr;         // (T)
 
-    // jemalloc's encoding of "that cache"; and of "no cache".
-    [[nodiscard]] int flags() const noexcept { return static_cast<int>((index + 2) << 8); }
-    static constexpr int no_flags = 1 << 8;
-    static constexpr std::ptrdiff_t most_unreported = 64 << 10;
-
-    void open(const jemalloc_functions& with_functions, live_account& with_live,
-              std::uint32_t with_owner, unsigned with_index) noexcept {
-        functions = &with_functions;
-        live = &with_live;
-        unreported = 0;
-        owner = with_owner;
-        index = with_index;
-        epoch = 0;
-        next_of_thread = nullptr;
-        for (std::size_t i = 0; i < stacks.size(); ++i) {
-            stacks[i].count = 0;
-            stacks[i].most = small_sizes::kept_of(i);
-        }
-        // relaxed: published with the record.
-        now.store(used, std::memory_order_relaxed);
-    }
-    void account(std::ptrdiff_t change) noexcept {
-        unreported += change;
-        if (unreported > most_unreported || unreported < -most_unreported) {
-            report();
-        }
-    }
-    void report() noexcept {
-        live->add(unreported);
-        unreported = 0;
-    }
     void flush() noexcept {
-        for (std::size_t i = 0; i < stacks.size(); ++i) {
-            block_stack& one = stacks[i];
-            unreported -= static_cast<std::ptrdiff_t>(one.count * size_classes::bytes_of(i));
-            while (one.count != 0) {
-                functions->dallocx(one.blocks[--one.count], flags());
-            }
-        }
-        report();
         functions->mallctl("tcache.flush", nullptr, nullptr, &index, sizeof index);
+    }
+    void drop() noexcept {
+        functions->mallctl("tcache.destroy", nullptr, nullptr, &index, sizeof index);
     }
 };
 
@@ -158,15 +67,11 @@ struct thread_cache_records {
     slab<thread_cache> all;
 };
 
-// In place of a cache where a thread has none: nothing is in it, nothing goes in.
-inline constinit thread_cache no_cache{};
-
 // What a thread has at hand. Per shared object, like the code that looks here: a thread that calls from two
 // of them has two caches.
 struct thread_caches {
     struct entry {
         std::uint64_t key = 0;  // the owner's number and its epoch; numbers begin at 1
-        thread_cache* cache = nullptr;
         int flags = 0;
     };
     static constexpr std::size_t entry_count = 32;
@@ -210,14 +115,15 @@ inline void watch_end_of_thread() noexcept {
 
 }  // namespace detail
 
+template <class Frames>
 class small_blocks {
 public:
-    static constexpr std::size_t largest_bytes = detail::small_sizes::largest_bytes;
+    // Beyond it a cache would hide up to twenty blocks of each size.
+    static constexpr std::size_t largest_bytes = std::size_t{32} << 10;
     static constexpr std::size_t largest_alignment = 4096;
 
     // An arena for that queue. Takes no device memory yet.
-    [[nodiscard]] static result<std::unique_ptr<small_blocks>> make(device_frames& frames,
-                                                                    queue_id queue,
+    [[nodiscard]] static result<std::unique_ptr<small_blocks>> make(Frames& frames, queue_id queue,
                                                                     std::uint32_t tag = 0) noexcept;
 
     small_blocks(const small_blocks&) = delete;
@@ -231,14 +137,10 @@ public:
         XMM_ASSERT(
             alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= largest_alignment,
             "small blocks are aligned to a power of two up to 4096");
-        const std::size_t size = detail::small_sizes::index_of(bytes, alignment);
-        const entry& mine = entry_of_this_thread();
-        if (auto& kept = mine.cache->stacks[size]; kept.count != 0) {
-            return kept.blocks[--kept.count];
-        }
-        return carve(size, mine);
+        // A multiple of the alignment lies at one: a block's place in its slab is a multiple of its size class, and
+        // classes keep the powers of two of what they are asked for. Cheaper than asking for an alignment.
+        return functions_.mallocx(align_up(bytes, alignment), flags_of_this_thread());
     }
-    // The same with the reason.
     [[nodiscard]] result<void*> allocate(std::size_t bytes, std::size_t alignment) noexcept {
         if (void* block = try_allocate(bytes, alignment)) [[likely]] {
             return block;
@@ -248,23 +150,14 @@ public:
                       : failed;
     }
 
-    // A block from here, by any thread. It needs no size: what lies at an address is known.
-    void deallocate(void* block) noexcept {
-        const std::size_t size = size_of(block);
-        const entry& mine = entry_of_this_thread();
-        if (auto& kept = mine.cache->stacks[size]; kept.count < kept.most) {
-            kept.blocks[kept.count++] = block;
-            return;
-        }
-        functions_.dallocx(block, mine.flags);
-        account(mine, -static_cast<std::ptrdiff_t>(classes::bytes_of(size)));
-    }
+    // A block from here, by any thread. Its size is of no use: jemalloc is not faster when it is told.
+    void deallocate(void* block) noexcept { functions_.dallocx(block, flags_of_this_thread()); }
 
-    // At least what was asked for; of a block from here. Lock-free, some 2 ns.
+    // At least what was asked for; of a block from here.
     [[nodiscard]] std::size_t usable_bytes(const void* block) const noexcept {
-        return classes::bytes_of(size_of(block));
+        return functions_.sallocx(block, 0);
     }
-    // Whether an address is in an extent of this arena. Lock-free.
+    // Whether an address is in an extent of this arena.
     [[nodiscard]] bool contains(address at) const noexcept { return hooks_.contains(at); }
 
     // Gives back to the arena what the caches of threads hide: the caller's now, those of other threads when they
@@ -272,17 +165,11 @@ public:
     void flush() noexcept {
         // relaxed: a thread that sees it late flushes late.
         key_.fetch_add(1, std::memory_order_relaxed);
-        static_cast<void>(entry_of_this_thread());
+        static_cast<void>(flags_of_this_thread());
     }
     // Gives back the frames of all slots without a block, but for what caches hide: flush() comes first.
     void purge() noexcept { control("purge"); }
 
-    // Bytes in blocks, to 64 KiB a thread; what threads keep at hand is among them.
-    [[nodiscard]] std::size_t live_bytes() const noexcept {
-        // relaxed: a figure.
-        const std::ptrdiff_t bytes = live_.bytes.load(std::memory_order_relaxed);
-        return bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
-    }
     // Bytes of extents, in blocks or kept for them, and the slots that have frames for them.
     [[nodiscard]] std::size_t committed_bytes() const noexcept { return hooks_.committed_bytes(); }
     [[nodiscard]] std::size_t slot_count() const noexcept { return hooks_.slot_count(); }
@@ -292,49 +179,30 @@ public:
     [[nodiscard]] bool is_valid() noexcept { return hooks_.is_valid(); }
 
 private:
-    using classes = detail::size_classes;
-    using entry = detail::thread_caches::entry;
+    // jemalloc's encoding of "that arena", "that cache", "no cache".
+    static constexpr int arena_flags(unsigned arena) noexcept {
+        return static_cast<int>((arena + 1) << 20);
+    }
+    static constexpr int cache_flags(unsigned cache) noexcept {
+        return static_cast<int>((cache + 2) << 8);
+    }
+    static constexpr int no_cache_flags = 1 << 8;
 
-    small_blocks(device_frames& frames, queue_id queue, std::uint32_t tag,
+    small_blocks(Frames& frames, queue_id queue, std::uint32_t tag,
                  const jemalloc_functions& functions) noexcept
-        : functions_{functions}, live_{&frames}, hooks_{frames, queue, tag} {}
+        : functions_{functions}, hooks_{frames, queue, tag} {}
 
-    // jemalloc's encoding of "this arena".
-    [[nodiscard]] int arena_flags() const noexcept { return static_cast<int>((arena_ + 1) << 20); }
     [[nodiscard]] std::uint32_t number() const noexcept {
-        // relaxed: that half never changes.
         return static_cast<std::uint32_t>(key_.load(std::memory_order_relaxed) >> 32);
     }
-    // Marks are sizes, counted from 1.
-    [[nodiscard]] std::size_t size_of(const void* block) const noexcept {
-        const std::size_t mark = hooks_.mark_of(to_address(block));
-        XMM_ASSERT(mark != 0, "no block was handed out there");
-        return mark - 1;
-    }
-    [[nodiscard]] void* carve(std::size_t size, const entry& mine) noexcept {
-        void* block = functions_.mallocx(classes::bytes_of(size), mine.flags);
-        if (block != nullptr) [[likely]] {
-            hooks_.set_mark(to_address(block), static_cast<std::uint8_t>(size + 1));
-            account(mine, static_cast<std::ptrdiff_t>(classes::bytes_of(size)));
-        }
-        return block;
-    }
-    // What a thread keeps at hand counts as in use: only what goes to jemalloc and comes from it is counted.
-    void account(const entry& mine, std::ptrdiff_t change) noexcept {
-        if (mine.cache != &detail::no_cache) {
-            mine.cache->account(change);
-        } else {
-            live_.add(change);
-        }
-    }
 
-    [[nodiscard]] const entry& entry_of_this_thread() noexcept {
-        const entry& mine = detail::caches_of_this_thread.entries[entry_];
+    [[nodiscard]] int flags_of_this_thread() noexcept {
+        auto& mine = detail::caches_of_this_thread.entries[entry_];
         // relaxed: an entry was written by this thread, and the key names nothing that others fill in.
         const std::uint64_t key = key_.load(std::memory_order_relaxed);
-        return mine.key == key ? mine : renewed_entry(key);
+        return mine.key == key ? mine.flags : renewed_flags(key);
     }
-    [[nodiscard, gnu::cold]] const entry& renewed_entry(std::uint64_t key) noexcept;
+    [[nodiscard, gnu::noinline]] int renewed_flags(std::uint64_t key) noexcept;
     [[nodiscard]] detail::thread_cache* cache_of_this_thread() noexcept;
     [[nodiscard]] detail::thread_cache* idle_cache() noexcept;
     [[nodiscard]] detail::thread_cache* fresh_cache() noexcept;
@@ -358,13 +226,12 @@ private:
     unsigned arena_ = 0;                  // (C)
     bool has_arena_ = false;              // (C)
     std::atomic<detail::thread_cache*> caches_{nullptr};  // (A) all ever made; only ever pushed
-    detail::live_account live_;                           // (A)
-    extent_hooks hooks_;
+    extent_hooks<Frames> hooks_;
 };
 
-inline result<std::unique_ptr<small_blocks>> small_blocks::make(device_frames& frames,
-                                                                queue_id queue,
-                                                                std::uint32_t tag) noexcept {
+template <class Frames>
+result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(
+    Frames& frames, queue_id queue, std::uint32_t tag) noexcept {
     const jemalloc_functions* functions = jemalloc_table::find();
     if (functions == nullptr) {
         return fail(errc::unsupported, "no jemalloc is linked into this process");
@@ -387,9 +254,10 @@ inline result<std::unique_ptr<small_blocks>> small_blocks::make(device_frames& f
     made->has_arena_ = true;
     // Freed memory is kept until purge(): by itself jemalloc would give frames back in the midst of a
     // deallocation, and large extents at once.
-    if (!made->set<ssize_t>("dirty_decay_ms", -1) || !made->set<ssize_t>("muzzy_decay_ms", 0) ||
-        !made->set<std::size_t>("oversize_threshold", std::size_t{1} << 40) ||
-        !made->set<std::size_t>("retain_grow_limit", std::size_t{64} << 20)) {
+    if (!made->template set<ssize_t>("dirty_decay_ms", -1) ||
+        !made->template set<ssize_t>("muzzy_decay_ms", 0) ||
+        !made->template set<std::size_t>("oversize_threshold", std::size_t{1} << 40) ||
+        !made->template set<std::size_t>("retain_grow_limit", std::size_t{64} << 20)) {
         return fail(errc::unsupported, "jemalloc refuses the settings of an arena");
     }
     const std::uint32_t number = registry::next_number(number_kind::resource);
@@ -399,33 +267,34 @@ inline result<std::unique_ptr<small_blocks>> small_blocks::make(device_frames& f
     return made;
 }
 
-inline small_blocks::~small_blocks() {
+template <class Frames>
+small_blocks<Frames>::~small_blocks() {
     // Caches first: one that outlived the arena would hand out what is gone.
     auto& records = registry::object<detail::thread_cache_records>().all;
-    const auto drop = [&](unsigned index) {
-        functions_.mallctl("tcache.destroy", nullptr, nullptr, &index, sizeof index);
-    };
     // relaxed: no thread is in a call.
     for (auto* one = caches_.load(std::memory_order_relaxed); one != nullptr;) {
         detail::thread_cache* next = one->next_of_owner;
-        const unsigned index = one->index;
-        // acquire: pairs with the release of `idle`; the thread's flush is over.
-        std::uint32_t was = one->now.load(std::memory_order_acquire);
+        std::uint32_t was = detail::thread_cache::used;
+        // A thread that still has it only looks at the state, and gives the record back. The cache is
+        // dropped before, while the thread cannot have: it is not in a call.
         for (;;) {
+            // acquire: pairs with the release of `idle`; the thread's flush is over.
+            was = one->now.load(std::memory_order_acquire);
             if (was == detail::thread_cache::emptying) {
                 detail::futex_wait(one->now, was);
-                was = one->now.load(std::memory_order_acquire);  // as above
             } else if (was == detail::thread_cache::idle) {
-                drop(index);
+                one->drop();
                 records.give_back(one);
                 break;
-                // A thread that has it looks at its state only, from now on, and gives the record back.
-                // release: pairs with the acquire in give_back_thread_caches and cache_of_this_thread.
-            } else if (one->now.compare_exchange_strong(was, detail::thread_cache::orphan,
-                                                        std::memory_order_acq_rel,
-                                                        std::memory_order_acquire)) {
-                drop(index);
-                break;
+            } else {
+                const unsigned index = one->index;
+                // release: pairs with the acquire in give_back_thread_caches.
+                if (one->now.compare_exchange_strong(was, detail::thread_cache::orphan,
+                                                     std::memory_order_acq_rel)) {
+                    functions_.mallctl("tcache.destroy", nullptr, nullptr,
+                                       const_cast<unsigned*>(&index), sizeof index);
+                    break;
+                }
             }
         }
         one = next;
@@ -434,31 +303,30 @@ inline small_blocks::~small_blocks() {
         [[maybe_unused]] const bool is_gone = control("destroy");
         XMM_ASSERT(is_gone, "an arena is some thread's own");
     }
-    live_.add(-live_.bytes.load(std::memory_order_relaxed));  // of blocks that go with it
 }
 
-inline const small_blocks::entry& small_blocks::renewed_entry(std::uint64_t key) noexcept {
+template <class Frames>
+int small_blocks<Frames>::renewed_flags(std::uint64_t key) noexcept {
     detail::thread_caches& mine = detail::caches_of_this_thread;
-    entry& at = mine.entries[entry_];
-    at = {0, &detail::no_cache, arena_flags() | detail::thread_cache::no_flags};
     if (mine.is_over) {
-        return at;  // without a key: asked for anew each time
+        return arena_flags(arena_) | no_cache_flags;
     }
     detail::watch_end_of_thread();
+    int flags = arena_flags(arena_) | no_cache_flags;
     if (detail::thread_cache* cache = cache_of_this_thread()) {
         if (const auto epoch = static_cast<std::uint32_t>(key); cache->epoch != epoch) {
             cache->flush();
             cache->epoch = epoch;
         }
-        at.cache = cache;
-        at.flags = arena_flags() | cache->flags();
+        flags = arena_flags(arena_) | cache_flags(cache->index);
     }
-    at.key = key;
-    return at;
+    mine.entries[entry_] = {key, flags};
+    return flags;
 }
 
 // Null where jemalloc has none left: then this thread goes without.
-inline detail::thread_cache* small_blocks::cache_of_this_thread() noexcept {
+template <class Frames>
+detail::thread_cache* small_blocks<Frames>::cache_of_this_thread() noexcept {
     detail::thread_caches& mine = detail::caches_of_this_thread;
     const std::uint32_t number = this->number();
     for (detail::thread_cache** at = &mine.first; *at != nullptr;) {
@@ -484,7 +352,8 @@ inline detail::thread_cache* small_blocks::cache_of_this_thread() noexcept {
     return cache;
 }
 
-inline detail::thread_cache* small_blocks::idle_cache() noexcept {
+template <class Frames>
+detail::thread_cache* small_blocks<Frames>::idle_cache() noexcept {
     // acquire: pairs with the release in fresh_cache.
     for (auto* one = caches_.load(std::memory_order_acquire); one != nullptr;
          one = one->next_of_owner) {
@@ -498,19 +367,23 @@ inline detail::thread_cache* small_blocks::idle_cache() noexcept {
     return nullptr;
 }
 
-inline detail::thread_cache* small_blocks::fresh_cache() noexcept {
+template <class Frames>
+detail::thread_cache* small_blocks<Frames>::fresh_cache() noexcept {
     auto& records = registry::object<detail::thread_cache_records>().all;
     detail::thread_cache* made = records.make();
     if (made == nullptr) {
         return nullptr;
     }
-    unsigned index = 0;
-    std::size_t bytes = sizeof index;
-    if (functions_.mallctl("tcache.create", &index, &bytes, nullptr, 0) != 0) {
+    std::size_t bytes = sizeof made->index;
+    if (functions_.mallctl("tcache.create", &made->index, &bytes, nullptr, 0) != 0) {
         records.give_back(made);
         return nullptr;
     }
-    made->open(*jemalloc_table::find(), live_, number(), index);
+    made->functions = jemalloc_table::find();
+    made->owner = number();
+    made->epoch = 0;
+    made->next_of_thread = nullptr;
+    made->now.store(detail::thread_cache::used, std::memory_order_relaxed);  // published below
     made->next_of_owner = caches_.load(std::memory_order_relaxed);
     // release: pairs with the acquire in idle_cache.
     while (!caches_.compare_exchange_weak(made->next_of_owner, made, std::memory_order_release,
@@ -519,7 +392,8 @@ inline detail::thread_cache* small_blocks::fresh_cache() noexcept {
     return made;
 }
 
-inline std::size_t small_blocks::allocated_bytes() const noexcept {
+template <class Frames>
+std::size_t small_blocks<Frames>::allocated_bytes() const noexcept {
     std::uint64_t epoch = 1;
     std::size_t epoch_bytes = sizeof epoch;
     functions_.mallctl("epoch", &epoch, &epoch_bytes, &epoch, sizeof epoch);
