@@ -2,15 +2,17 @@
 // part.cpp - a library that embeds xmm and the private jemalloc, and exports one symbol.
 #include "part.hpp"
 
+#include <xmm/resources/device_frames.hpp>
 #include <xmm/resources/small_blocks.hpp>
 
-#include "../resources/fake_slots.hpp"
+#include "../resources/trap_port.hpp"
 
 namespace {
 
 struct holder {
-    fake_slots frames;
-    std::unique_ptr<xmm::small_blocks<fake_slots>> blocks;
+    trap_port port;
+    xmm::device_frames frames{port};
+    std::unique_ptr<xmm::small_blocks<xmm::device_frames>> blocks;
 };
 holder* of(void* made) { return static_cast<holder*>(made); }
 
@@ -19,7 +21,7 @@ constexpr part_functions functions = {
     .refusal = [] { return xmm::jemalloc_table::find()->check().why; },
     .make = []() -> void* {
         auto made = std::make_unique<holder>();
-        auto blocks = xmm::small_blocks<fake_slots>::make(made->frames, xmm::queue_id{1});
+        auto blocks = xmm::small_blocks<xmm::device_frames>::make(made->frames, xmm::queue_id{1});
         if (!blocks) {
             return nullptr;
         }

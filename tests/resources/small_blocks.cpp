@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/resources/small_blocks.hpp>
 
+#include <xmm/resources/device_frames.hpp>
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,17 +16,29 @@
 #include <thread>
 #include <vector>
 
-#include "fake_slots.hpp"
+#include "trap_port.hpp"
 
 using namespace xmm::literals;
 
 namespace {
 
-using blocks_type = xmm::small_blocks<fake_slots>;
+using blocks_type = xmm::small_blocks<xmm::device_frames>;
+
+// The frames of a device whose memory traps.
+struct device {
+    trap_port port;
+    xmm::device_frames frames{port};
+
+    // Slots in use: what can be given back is given back first.
+    std::size_t used() {
+        frames.trim(0);
+        return port.frame_bytes() / 2_MiB;
+    }
+};
 
 // Null, with a message, where the tests are built without jemalloc.
-std::unique_ptr<blocks_type> make(fake_slots& frames) {
-    auto made = blocks_type::make(frames, xmm::queue_id{1});
+std::unique_ptr<blocks_type> make(device& on) {
+    auto made = blocks_type::make(on.frames, xmm::queue_id{1});
     if (!made) {
         CHECK(made.code() == xmm::errc::unsupported);
         REQUIRE(xmm::jemalloc_table::find() == nullptr);
@@ -113,12 +127,12 @@ private:
 
 TEST_SUITE("small_blocks") {
     TEST_CASE("blocks are aligned, large enough, apart, and have frames") {
-        fake_slots frames;
-        const auto blocks = make(frames);
+        device on;
+        const auto blocks = make(on);
         if (blocks == nullptr) {
             return;
         }
-        CHECK(frames.reserved == 0);
+        CHECK(on.port.reserved_bytes() == 0);
         book live;
         std::vector<void*> all;
         for (std::size_t alignment = 1; alignment <= 4096; alignment *= 2) {
@@ -128,7 +142,7 @@ TEST_SUITE("small_blocks") {
                 CHECK(xmm::to_address(block) % alignment == 0);
                 CHECK(blocks->usable_bytes(block) >= bytes);
                 CHECK(blocks->contains(xmm::to_address(block)));
-                CHECK(frames.has_frames(xmm::to_address(block), bytes));
+                CHECK(on.port.has_frames(xmm::to_address(block), bytes));
                 CHECK(live.add(block, blocks->usable_bytes(block)));
                 all.push_back(block);
             }
@@ -142,16 +156,16 @@ TEST_SUITE("small_blocks") {
         CHECK(blocks->committed_bytes() > 0);
         blocks->purge();
         CHECK(blocks->committed_bytes() == 0);
-        CHECK(frames.used == 0);
+        CHECK(on.used() == 0);
         CHECK(blocks->is_valid());
-        CHECK(frames.mistakes == 0);
+        CHECK(on.port.mistakes() == 0);
     }
 
     TEST_CASE("a refused jemalloc makes no arena, and says why") {
         // The table that is there cannot be taken out, so only that there is an answer at all is seen here; the
         // refusals themselves are tested with the table.
-        fake_slots frames;
-        auto made = blocks_type::make(frames, xmm::queue_id{});
+        device on;
+        auto made = blocks_type::make(on.frames, xmm::queue_id{});
         CHECK(made.has_value() == (xmm::jemalloc_table::find() != nullptr));
         if (!made) {
             CHECK(made.error().why[0] != '\0');
@@ -159,9 +173,9 @@ TEST_SUITE("small_blocks") {
     }
 
     TEST_CASE("destroyed with blocks in use and caches full, everything goes back") {
-        fake_slots frames;
+        device on;
         {
-            const auto blocks = make(frames);
+            const auto blocks = make(on);
             if (blocks == nullptr) {
                 return;
             }
@@ -171,17 +185,17 @@ TEST_SUITE("small_blocks") {
                 REQUIRE(kept != nullptr);
                 blocks->deallocate(freed);
             }
-            CHECK(frames.used > 0);
+            CHECK(on.used() > 0);
         }
-        CHECK(frames.used == 0);
-        CHECK(frames.reserved == 0);
-        CHECK(frames.mistakes == 0);
+        CHECK(on.used() == 0);
+        CHECK(on.port.reserved_bytes() == 0);
+        CHECK(on.port.mistakes() == 0);
     }
 
     TEST_CASE("out of memory is an answer; what is freed can be had again") {
-        fake_slots frames;
-        frames.most_slots = 4;
-        const auto blocks = make(frames);
+        device on;
+        on.port.most_bytes = 8_MiB;
+        const auto blocks = make(on);
         if (blocks == nullptr) {
             return;
         }
@@ -196,27 +210,27 @@ TEST_SUITE("small_blocks") {
             REQUIRE(all.size() < 1000);
         }
         CHECK(all.size() >= 8_MiB / 20480 - 20);
-        const std::size_t reserved = frames.reserved;
+        const std::size_t reserved = on.port.reserved_bytes();
         for (int i = 0; i < 50; ++i) {
             CHECK(blocks->try_allocate(30000, 256) == nullptr);
         }
-        CHECK(frames.reserved == reserved);
+        CHECK(on.port.reserved_bytes() == reserved);
         // What one size gave back serves another, after flush and purge.
         for (void* block : all) {
             blocks->deallocate(block);
         }
         blocks->flush();
         blocks->purge();
-        CHECK(frames.used == 0);
+        CHECK(on.used() == 0);
         for (int i = 0; i < 100; ++i) {
             REQUIRE(blocks->try_allocate(30000, 256) != nullptr);
         }
-        CHECK(frames.mistakes == 0);
+        CHECK(on.port.mistakes() == 0);
     }
 
     TEST_CASE("frames refused now and then: never a block without them, nothing lost") {
-        fake_slots frames;
-        const auto blocks = make(frames);
+        device on;
+        const auto blocks = make(on);
         if (blocks == nullptr) {
             return;
         }
@@ -224,17 +238,17 @@ TEST_SUITE("small_blocks") {
         std::vector<void*> all;
         std::size_t failures = 0;
         for (int round = 0; round < 60; ++round) {
-            frames.fail_acquire_after = random() % 3;
+            on.port.fail_create_after = random() % 3;
             for (int i = 0; i < 300; ++i) {
                 const std::size_t bytes = 1 + random() % (32_KiB);
                 if (void* block = blocks->try_allocate(bytes, 512)) {
-                    REQUIRE(frames.has_frames(xmm::to_address(block), bytes));
+                    REQUIRE(on.port.has_frames(xmm::to_address(block), bytes));
                     all.push_back(block);
                 } else {
                     ++failures;
                 }
             }
-            frames.fail_acquire_after = SIZE_MAX;
+            on.port.fail_create_after = SIZE_MAX;
             REQUIRE(blocks->is_valid());
             std::shuffle(all.begin(), all.end(), random);
             while (all.size() > 100) {
@@ -247,19 +261,19 @@ TEST_SUITE("small_blocks") {
             }
         }
         CHECK(failures > 100);
-        CHECK(frames.refused > 60);
+        CHECK(on.port.refused() > 60);
         for (void* block : all) {
             blocks->deallocate(block);
         }
         blocks->flush();
         blocks->purge();
-        CHECK(frames.used == 0);
-        CHECK(frames.mistakes == 0);
+        CHECK(on.used() == 0);
+        CHECK(on.port.mistakes() == 0);
     }
 
     TEST_CASE("a thread's cache goes back when it ends, and the next thread takes it over") {
-        fake_slots frames;
-        const auto blocks = make(frames);
+        device on;
+        const auto blocks = make(on);
         if (blocks == nullptr) {
             return;
         }
@@ -280,15 +294,15 @@ TEST_SUITE("small_blocks") {
         // One cache served all of them.
         CHECK(next_cache_index() == before + 1);
         blocks->purge();
-        CHECK(frames.used == 0);
+        CHECK(on.used() == 0);
     }
 
     TEST_CASE("threads outlive what they used, and use the next") {
         worker other;
         unsigned before = 0;
         for (int round = 0; round < 10; ++round) {
-            fake_slots frames;
-            auto blocks = make(frames);
+            device on;
+            auto blocks = make(on);
             if (blocks == nullptr) {
                 return;
             }
@@ -304,8 +318,8 @@ TEST_SUITE("small_blocks") {
             REQUIRE(block != nullptr);
             blocks->deallocate(block);  // into this thread's cache
             blocks.reset();
-            CHECK(frames.used == 0);
-            CHECK(frames.mistakes == 0);
+            CHECK(on.used() == 0);
+            CHECK(on.port.mistakes() == 0);
         }
         // No cache is left over.
         CHECK(next_cache_index() == before);
@@ -313,10 +327,10 @@ TEST_SUITE("small_blocks") {
     }
 
     TEST_CASE("one thread uses more of them than it has at hand") {
-        fake_slots frames;
+        device on;
         std::vector<std::unique_ptr<blocks_type>> many;
         for (int i = 0; i < 70; ++i) {
-            many.push_back(make(frames));
+            many.push_back(make(on));
             if (many.back() == nullptr) {
                 return;
             }
@@ -340,13 +354,13 @@ TEST_SUITE("small_blocks") {
             CHECK(blocks->try_allocate(1000, 256) != nullptr);
         }
         many.clear();
-        CHECK(frames.used == 0);
-        CHECK(frames.mistakes == 0);
+        CHECK(on.used() == 0);
+        CHECK(on.port.mistakes() == 0);
     }
 
     TEST_CASE("without caches to be had, blocks come from the arena") {
-        fake_slots frames;
-        const auto blocks = make(frames);
+        device on;
+        const auto blocks = make(on);
         if (blocks == nullptr) {
             return;
         }
@@ -376,8 +390,8 @@ TEST_SUITE("small_blocks") {
     }
 
     TEST_CASE("flush reaches the caches of other threads when they next call") {
-        fake_slots frames;
-        const auto blocks = make(frames);
+        device on;
+        const auto blocks = make(on);
         if (blocks == nullptr) {
             return;
         }
@@ -396,8 +410,8 @@ TEST_SUITE("small_blocks") {
 
     TEST_CASE("threads that end while the owner does") {
         for (int round = 0; round < 50; ++round) {
-            fake_slots frames;
-            auto blocks = make(frames);
+            device on;
+            auto blocks = make(on);
             if (blocks == nullptr) {
                 return;
             }
@@ -418,16 +432,16 @@ TEST_SUITE("small_blocks") {
             for (auto& thread : threads) {
                 thread.join();
             }
-            CHECK(frames.used == 0);
-            CHECK(frames.mistakes == 0);
+            CHECK(on.used() == 0);
+            CHECK(on.port.mistakes() == 0);
         }
     }
 
     TEST_CASE("a fuzz over memory that traps: no overlap, no block without frames") {
         constexpr int thread_count = 3;
         constexpr int steps = 60000;
-        fake_slots frames;
-        const auto blocks = make(frames);
+        device on;
+        const auto blocks = make(on);
         if (blocks == nullptr) {
             return;
         }
@@ -457,7 +471,7 @@ TEST_SUITE("small_blocks") {
                     overlaps +=
                         live.add(block, std::max(bytes, blocks->usable_bytes(block))) ? 0 : 1;
                     if (step % 16 == 0) {
-                        bare += frames.has_frames(xmm::to_address(block), bytes) ? 0 : 1;
+                        bare += on.port.has_frames(xmm::to_address(block), bytes) ? 0 : 1;
                     }
                     mine.push_back(block);
                 } else if (choice < 56) {
@@ -506,8 +520,8 @@ TEST_SUITE("small_blocks") {
         blocks->flush();
         CHECK(blocks->allocated_bytes() == 0);
         blocks->purge();
-        CHECK(frames.used == 0);
+        CHECK(on.used() == 0);
         CHECK(blocks->is_valid());
-        CHECK(frames.mistakes == 0);
+        CHECK(on.port.mistakes() == 0);
     }
 }

@@ -3,7 +3,8 @@
 //
 // Model    One per arena. Extents are carved one behind the other from a few large reservations of address
 //          space in slots of 2 MiB, so that small extents share a slot. A slot has a frame while any byte of
-//          it is committed: jemalloc commits what it first uses and decommits what is purged.
+//          it is committed: jemalloc commits what it first uses and decommits what is purged. To the budget of
+//          the device, committed bytes are live ones: until a purge they are nobody else's.
 // Threads  Any. One lock, rank extent_hooks, held while frames are asked for; jemalloc's own come before it.
 // Failure  A hook that fails answers jemalloc in its own terms and leaves everything as it was; the reason is
 //          kept. Without frames to be had no further address space is taken. Nothing here touches the memory,
@@ -318,6 +319,7 @@ private:
             committed += bytes;
         });
         committed_.fetch_add(range.bytes, std::memory_order_relaxed);  // relaxed: a figure
+        frames_.add_live(static_cast<std::ptrdiff_t>(range.bytes));
         return true;
     }
     void decommit_locked(va_range range) noexcept {
@@ -328,6 +330,7 @@ private:
             committed -= bytes;
         });
         committed_.fetch_sub(range.bytes, std::memory_order_relaxed);  // relaxed: a figure
+        frames_.add_live(-static_cast<std::ptrdiff_t>(range.bytes));
         if (gone.count != 0) {
             frames_.release(*in.span, range_of(in, gone));
             slots_.fetch_sub(gone.count, std::memory_order_relaxed);
