@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // driver_bill.hpp - what an allocator asked of the driver: calls, their time, and the memory it holds.
 //
-// Model    reserved: bytes created and not given back, cached ones too. A frame that is created counts as
-//          first creation as far as all frames stay within the most live bytes so far, and as waste for
-//          the part beyond. Moving a frame (unmap, map elsewhere) and waiting are waste too.
+// Model    reserved: bytes created and not given back, cached ones too. Creating a frame is first creation
+//          as far as it takes reserved to a new height and not above the most live bytes so far: no
+//          allocator gets around that. The part beyond is waste, and so are making again what was given
+//          back, moving a frame (unmap, map elsewhere) and waiting.
 // Threads  One.
 #pragma once
 
@@ -21,22 +22,22 @@ public:
     // The program's view, before the allocator is asked.
     void set_live(std::uint64_t bytes) noexcept { peak_live_ = std::max(peak_live_, bytes); }
 
-    // us: measured, or what the list says.
-    void add_create(std::uint64_t bytes, double us, std::uint64_t calls = 1) noexcept {
+    // us: measured, or what the list says. How much of it was waste, from 0 to 1.
+    double add_create(std::uint64_t bytes, double us, std::uint64_t calls = 1) noexcept {
         const std::uint64_t after = reserved_ + bytes;
-        const std::uint64_t beyond = std::min(bytes, after - std::min(after, peak_live_));
-        const double part = static_cast<double>(beyond) / static_cast<double>(bytes);
-        first_us_ += us * (1 - part);
-        beyond_us_ += us * part;
-        is_beyond_ = part;
+        const std::uint64_t from = std::max(reserved_, peak_reserved_);
+        const std::uint64_t to = std::min(after, peak_live_);
+        const double waste =
+            1 - static_cast<double>(to > from ? to - from : 0) / static_cast<double>(bytes);
         reserved_ = after;
         peak_reserved_ = std::max(peak_reserved_, reserved_);
-        calls_ += calls;
+        add_to_create(us, waste, calls);
+        return waste;
     }
-    // More calls for the frame that was created last.
-    void add_to_create(double us, std::uint64_t calls = 1) noexcept {
-        first_us_ += us * (1 - is_beyond_);
-        beyond_us_ += us * is_beyond_;
+    // More calls for a frame that add_create gave that part.
+    void add_to_create(double us, double waste, std::uint64_t calls = 1) noexcept {
+        first_us_ += us * (1 - waste);
+        beyond_us_ += us * waste;
         calls_ += calls;
     }
     void add_drop(std::uint64_t bytes, double us, std::uint64_t calls = 1) noexcept {
@@ -77,7 +78,6 @@ private:
     double beyond_us_ = 0;
     double move_us_ = 0;
     double wait_us_ = 0;
-    double is_beyond_ = 0;
 };
 
 }  // namespace xmm::trace_replay
