@@ -98,6 +98,9 @@ TEST_CASE("tickets follow the trace's clock") {
     CHECK_FALSE(it.port.is_done(usual));
     REQUIRE(it.port.wait(usual));
     CHECK(it.bill.wait_us() == 100);
+    CHECK(it.port.is_done(usual));  // it was waited for, though the trace's clock stands
+    REQUIRE(it.port.wait(usual));
+    CHECK(it.bill.wait_us() == 100);
     it.port.set_clock(1100);
     CHECK(it.port.is_done(usual));
     CHECK(it.port.is_done(again));

@@ -117,7 +117,7 @@ public:
             bill_.add_move(us, 2);
             bill_.add_moved_frame();
         } else {
-            bill_.add_to_create(us, own->waste, 2);
+            bill_.add_to_create(own->made, us, 2);
         }
         return {};
     }
@@ -143,11 +143,17 @@ public:
         return ticket{queue, done + 1};  // 0 is always reached
     }
     bool is_done(ticket point) noexcept override {
-        return point.value == 0 || point.value - 1 <= now_;
+        if (point.value == 0 || point.value - 1 <= now_) {
+            return true;
+        }
+        const auto waited = waited_.find(point.queue.value);
+        return waited != waited_.end() && point.value - 1 <= waited->second;
     }
     status wait(ticket point) noexcept override {
         if (!is_done(point)) {
             bill_.add_wait(static_cast<double>(point.value - 1 - now_));
+            std::uint64_t& until = waited_[point.queue.value];
+            until = std::max(until, point.value - 1);
         }
         return {};
     }
@@ -177,7 +183,7 @@ private:
     struct simulated_frame {
         std::size_t bytes;
         frame real;
-        double waste;  // part of its creation
+        driver_bill::creation made;
         unsigned mappings = 0;
         bool was_mapped = false;
     };
@@ -207,6 +213,8 @@ private:
     address end_ = 0;
     std::uint64_t now_ = 0;
     std::unordered_map<std::uint32_t, std::uint64_t> completion_;
+    std::unordered_map<std::uint32_t, std::uint64_t>
+        waited_;  // what a queue is known to have reached
 };
 
 }  // namespace xmm::trace_replay
