@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// torch_snapshot.hpp - snapshots as torch.cuda.memory._snapshot() gives them, for PyTorch's memory viewer.
+//
+// Model    A pickle of protocol 2 that holds dictionaries, lists, tuples of numbers, numbers and strings
+//          only. The devices are numbered from 0 in the order of the snapshots. A tag is the number of the
+//          segment's pool, its name the user_metadata of each event. There are no stack traces.
+// Threads  One per stream of output.
+// Failure  As the stream reports it; std::bad_alloc.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <ostream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include <xmm/resources/export/text.hpp>
+#include <xmm/resources/export/viewer_history.hpp>
+#include <xmm/resources/heap_snapshot.hpp>
+
+namespace xmm {
+namespace detail {
+
+class pickle_writer {
+public:
+    explicit pickle_writer(std::ostream& out) : out_{out} { out_ << "\x80\x02"; }
+
+    void finish() { put('.'); }
+    void none() { put('N'); }
+    void boolean(bool value) { put(value ? '\x88' : '\x89'); }
+    void real(double value) {
+        put('G');
+        const auto bits = std::bit_cast<std::uint64_t>(value);
+        for (int shift = 56; shift >= 0; shift -= 8) {
+            put(static_cast<char>(bits >> shift & 0xff));
+        }
+    }
+    // Whatever is written as a signed or unsigned number of 64 bits.
+    template <std::integral T>
+    void number(T value) {
+        const auto bits = static_cast<std::uint64_t>(value);
+        const bool is_negative = std::is_signed_v<T> && value < T{};
+        if (!is_negative && bits < 0x100) {
+            put('K');
+            little_endian(bits, 1);
+        } else if (!is_negative && bits < 0x10000) {
+            put('M');
+            little_endian(bits, 2);
+        } else {
+            // As many bytes as it takes for the highest bit to say the sign.
+            int bytes = 8;
+            while (bytes > 1 && is_sign_only(bits, bytes - 1, is_negative)) {
+                --bytes;
+            }
+            const bool needs_sign = !is_negative && bytes == 8 && bits >> 63 != 0;
+            put('\x8a');
+            put(static_cast<char>(bytes + (needs_sign ? 1 : 0)));
+            little_endian(bits, bytes);
+            if (needs_sign) {
+                put('\0');
+            }
+        }
+    }
+    // The same text again is a reference to the first.
+    void string(std::string_view text) {
+        const auto [entry, is_new] =
+            memo_.emplace(std::string{text}, static_cast<std::uint32_t>(memo_.size()));
+        if (!is_new) {
+            reference('h', 'j', entry->second);
+            return;
+        }
+        const std::string clean = clean_utf8(text);
+        put('X');
+        little_endian(clean.size(), 4);
+        out_ << clean;
+        reference('q', 'r', entry->second);
+    }
+    // fn() writes keys and values in turn; value(key, ...) does both.
+    template <class Fn>
+    void dictionary(Fn&& fn) {
+        out_ << "}(";
+        fn();
+        put('u');
+    }
+    // each(item) for each of them.
+    template <class Items, class Fn>
+    void list(const Items& items, Fn&& each) {
+        constexpr std::size_t most = 1000;  // at once: readers hold them on a stack
+        put(']');
+        std::size_t open = 0;
+        for (const auto& item : items) {
+            if (open == 0) {
+                put('(');
+            }
+            each(item);
+            if (++open == most) {
+                put('e');
+                open = 0;
+            }
+        }
+        if (open != 0) {
+            put('e');
+        }
+    }
+    void empty_list() { put(']'); }
+    template <std::integral A, std::integral B>
+    void pair(A a, B b) {
+        number(a);
+        number(b);
+        put('\x86');
+    }
+    void entry(std::string_view key, std::string_view value) {
+        string(key);
+        string(value);
+    }
+    void entry(std::string_view key, const char* value) { entry(key, std::string_view{value}); }
+    void entry(std::string_view key, bool value) {
+        string(key);
+        boolean(value);
+    }
+    template <std::integral T>
+    void entry(std::string_view key, T value) {
+        string(key);
+        number(value);
+    }
+
+private:
+    void put(char c) { out_.put(c); }
+    void little_endian(std::uint64_t value, int bytes) {
+        for (int i = 0; i < bytes; ++i) {
+            put(static_cast<char>(value >> (8 * i) & 0xff));
+        }
+    }
+    void reference(char with_one_byte, char with_four, std::uint32_t place) {
+        put(place < 0x100 ? with_one_byte : with_four);
+        little_endian(place, place < 0x100 ? 1 : 4);
+    }
+    // Whether what is above the lowest bytes repeats their highest bit.
+    [[nodiscard]] static bool is_sign_only(std::uint64_t bits, int bytes,
+                                           bool is_negative) noexcept {
+        return bits >> (8 * bytes - 1) == (is_negative ? ~std::uint64_t{} >> (8 * bytes - 1) : 0);
+    }
+
+    std::ostream& out_;
+    std::unordered_map<std::string, std::uint32_t> memo_;
+};
+
+class torch_writer {
+public:
+    explicit torch_writer(std::ostream& out) : out_{out} {}
+
+    void write(std::span<const heap_snapshot> devices) {
+        out_.dictionary([&] {
+            out_.string("segments");
+            out_.list(all_segments(devices), [&](const placed_segment& one) { segment(one); });
+            out_.string("device_traces");
+            out_.list(devices, [&](const heap_snapshot& device) {
+                out_.list(viewer_history::of(device),
+                          [&](const trace_event& one) { event(device, one); });
+            });
+            out_.string("allocator_settings");
+            settings();
+            out_.string("external_annotations");
+            out_.empty_list();
+        });
+        out_.finish();
+    }
+
+private:
+    struct placed_segment {
+        const snapshot_segment* what;
+        std::size_t device;
+    };
+
+    static std::vector<placed_segment> all_segments(std::span<const heap_snapshot> devices) {
+        std::vector<placed_segment> all;
+        for (std::size_t device = 0; device < devices.size(); ++device) {
+            for (const snapshot_segment& one : devices[device].segments) {
+                all.push_back({&one, device});
+            }
+        }
+        return all;
+    }
+    void segment(const placed_segment& one) {
+        const snapshot_segment& it = *one.what;
+        out_.dictionary([&] {
+            out_.entry("device", one.device);
+            out_.entry("address", it.range.begin);
+            out_.entry("total_size", it.range.bytes);
+            out_.entry("allocated_size", it.allocated_bytes());
+            out_.entry("active_size", it.active_bytes());
+            out_.entry("requested_size", it.requested_bytes());
+            out_.entry("stream", it.owner.stream);
+            out_.entry("segment_type", it.owner.is_small ? "small" : "large");
+            out_.string("segment_pool_id");
+            out_.pair(0, it.owner.tag);
+            out_.entry("is_expandable", true);
+            frames();
+            out_.string("blocks");
+            out_.list(it.blocks, [&](const snapshot_block& block) {
+                out_.dictionary([&] {
+                    out_.entry("address", block.range.begin);
+                    out_.entry("size", block.range.bytes);
+                    out_.entry("requested_size", block.requested);
+                    out_.entry("state", name_of(block.state));
+                    frames();
+                });
+            });
+        });
+    }
+    void event(const heap_snapshot& device, const trace_event& one) {
+        const bool is_failure = one.action == trace_action::out_of_memory;
+        out_.dictionary([&] {
+            out_.entry("action", name_of(one.action));
+            out_.entry(is_failure ? "device_free" : "addr", one.at);
+            out_.entry("size", one.bytes);
+            out_.entry("stream", one.stream);
+            out_.entry("time_us", device.trace.times.wall(one.ns) / 1000);
+            out_.entry("compile_context", "N/A");
+            out_.entry("user_metadata", one.tag < device.tags.size() ? device.tags[one.tag] : "");
+            frames();
+        });
+    }
+    void frames() {
+        out_.string("frames");
+        out_.empty_list();
+    }
+    // What an allocator of that kind would say there.
+    void settings() {
+        out_.dictionary([&] {
+            out_.entry("PYTORCH_CUDA_ALLOC_CONF", "");
+            out_.entry("max_split_size", -1);
+            out_.string("garbage_collection_threshold");
+            out_.real(0);
+            out_.entry("expandable_segments", true);
+            out_.entry("pinned_num_register_threads", 1);
+            out_.entry("release_lock_on_cudamalloc", false);
+            out_.entry("pinned_use_cuda_host_register", false);
+            out_.string("roundup_power2_divisions");
+            out_.dictionary([&] {
+                for (std::uint64_t mebibytes = 1; mebibytes <= 65536; mebibytes *= 2) {
+                    out_.entry(std::to_string(mebibytes), 0);
+                }
+            });
+        });
+    }
+
+    pickle_writer out_;
+};
+
+}  // namespace detail
+
+// The stream is opened as binary.
+inline void write_torch_snapshot(std::ostream& out, std::span<const heap_snapshot> devices) {
+    detail::torch_writer{out}.write(devices);
+}
+inline void write_torch_snapshot(std::ostream& out, const heap_snapshot& device) {
+    write_torch_snapshot(out, std::span{&device, 1});
+}
+
+}  // namespace xmm

@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+// heap_statistics.hpp - what a device's heap has handed out and holds, in the counters that PyTorch names.
+//
+// Model    Blocks are counted in stripes, each written by one thread; frames and rare events in one place.
+//          A block is allocated until it is given back, and active until its last use is over as well.
+//          Peaks of frames are exact. Peaks of blocks are looked at when active bytes have risen to a new
+//          height by 1 MiB in one stripe, and at every read(): so a block of 1 MiB and more is never
+//          missed, and what smaller ones add between two looks may be, below 1 MiB a stripe.
+// Threads  Any; a stripe belongs to one thread at a time. Reading never shows more freed than allocated.
+//          One lock (rank leaf) guards the list of stripes, the frames and the peaks.
+// Failure  try_attach answers null without memory; on_shared serves a thread that has no stripe.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <new>
+#include <ostream>
+#include <utility>
+#include <vector>
+
+#include <xmm/core/lock.hpp>
+#include <xmm/core/types.hpp>
+
+namespace xmm {
+
+// Who serves the block: PyTorch's small and large pool, cut at our threshold.
+enum class heap_pool : std::uint8_t { small, large };
+inline constexpr std::size_t heap_pools = 2;
+
+enum class heap_metric : std::uint8_t {
+    allocation,       // blocks in the program's hands
+    allocated_bytes,  // their size as served
+    active,           // the same and those given back that a queue may still use
+    active_bytes,
+    requested_bytes,       // what was asked for, of active blocks
+    segment,               // frames that exist
+    reserved_bytes,        // and their size
+    inactive_split,        // not counted: 0
+    inactive_split_bytes,  // free bytes of frames that blocks keep in place; its peak is of all reads
+};
+inline constexpr std::size_t heap_metrics = 9;
+
+enum class heap_count : std::uint8_t {
+    alloc_retries,     // requests that were tried again after caches were flushed
+    ooms,              // requests that failed in the end
+    sync_all_streams,  // waits for all queues of the device
+    device_alloc,      // driver calls that create or map
+    device_free,       // driver calls that unmap or drop
+    frames_moved,      // frames that changed their address
+    queue_waits,       // waits for one queue before a frame could move
+    driver_us,         // time in the driver, waits included
+};
+inline constexpr std::size_t heap_counts = 8;
+
+[[nodiscard]] constexpr const char* name_of(heap_metric metric) noexcept {
+    constexpr const char* names[] = {"allocation",     "allocated_bytes", "active",
+                                     "active_bytes",   "requested_bytes", "segment",
+                                     "reserved_bytes", "inactive_split",  "inactive_split_bytes"};
+    return names[static_cast<unsigned>(metric)];
+}
+// Those that PyTorch does not know begin with "xmm.".
+[[nodiscard]] constexpr const char* name_of(heap_count count) noexcept {
+    constexpr const char* names[] = {"num_alloc_retries", "num_ooms",        "num_sync_all_streams",
+                                     "num_device_alloc",  "num_device_free", "xmm.frames_moved",
+                                     "xmm.queue_waits",   "xmm.driver_us"};
+    return names[static_cast<unsigned>(count)];
+}
+
+struct heap_counter {
+    std::int64_t current = 0;
+    std::int64_t peak = 0;
+    std::int64_t allocated = 0;  // all that was ever added
+    std::int64_t freed = 0;      // and taken off
+
+    friend bool operator==(const heap_counter&, const heap_counter&) = default;
+};
+
+// A reading: plain values.
+struct heap_figures {
+    // By metric; then all, small, large.
+    std::array<std::array<heap_counter, 1 + heap_pools>, heap_metrics> counters{};
+    std::array<std::int64_t, heap_counts> counts{};
+
+    [[nodiscard]] const heap_counter& of(heap_metric metric) const noexcept {
+        return counters[static_cast<unsigned>(metric)][0];
+    }
+    [[nodiscard]] const heap_counter& of(heap_metric metric, heap_pool pool) const noexcept {
+        return counters[static_cast<unsigned>(metric)][1 + static_cast<unsigned>(pool)];
+    }
+    [[nodiscard]] std::int64_t of(heap_count count) const noexcept {
+        return counts[static_cast<unsigned>(count)];
+    }
+
+    // fn(name, value) for every name that torch.cuda.memory_stats() has, and ours. What has no meaning
+    // here is there with the value that it has in PyTorch when it is not used.
+    template <class Fn>
+    void for_each(Fn&& fn) const {
+        constexpr const char* pools[] = {"all", "small_pool", "large_pool"};
+        std::array<char, 64> name;
+        const auto say = [&](const char* metric, const char* dot, const char* pool,
+                             const heap_counter& counter) {
+            const std::pair<const char*, std::int64_t> fields[] = {{"current", counter.current},
+                                                                   {"peak", counter.peak},
+                                                                   {"allocated", counter.allocated},
+                                                                   {"freed", counter.freed}};
+            for (const auto& [field, value] : fields) {
+                std::snprintf(name.data(), name.size(), "%s%s%s.%s", metric, dot, pool, field);
+                fn(static_cast<const char*>(name.data()), value);
+            }
+        };
+        for (std::size_t metric = 0; metric < heap_metrics; ++metric) {
+            for (std::size_t pool = 0; pool <= heap_pools; ++pool) {
+                say(name_of(static_cast<heap_metric>(metric)), ".", pools[pool],
+                    counters[metric][pool]);
+            }
+        }
+        say("oversize_allocations", "", "", {});
+        say("oversize_segments", "", "", {});
+        fn("max_split_size", std::int64_t{-1});
+        fn("num_oom_rejections", std::int64_t{0});
+        for (std::size_t count = 0; count < heap_counts; ++count) {
+            fn(name_of(static_cast<heap_count>(count)), counts[count]);
+        }
+    }
+};
+
+// A name and a value each line.
+inline std::ostream& operator<<(std::ostream& out, const heap_figures& figures) {
+    figures.for_each(
+        [&](const char* name, std::int64_t value) { out << name << ' ' << value << '\n'; });
+    return out;
+}
+
+class heap_statistics {
+public:
+    // The counts of one thread, about 3 ns a block. No atomic here is read-modify-written.
+    class alignas(64) stripe {
+    public:
+        void allocated(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {
+            tally& to = tallies_[static_cast<unsigned>(pool)];
+            add(to.given_count, 1);
+            add(to.given_bytes, bytes);
+            add(to.given_requested, requested);
+            shift(static_cast<std::int64_t>(bytes));
+        }
+        // The program let go; work of a queue may still use the block.
+        void free_requested(heap_pool pool, std::size_t bytes) noexcept {
+            tally& to = tallies_[static_cast<unsigned>(pool)];
+            add(to.left_count, 1);
+            add(to.left_bytes, bytes);
+        }
+        // The block may be reused. Follows its free_requested, maybe from another thread; the same sizes
+        // as at its allocation.
+        void free_completed(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {
+            tally& to = tallies_[static_cast<unsigned>(pool)];
+            add(to.done_count, 1);
+            add(to.done_bytes, bytes);
+            add(to.done_requested, requested);
+            shift(-static_cast<std::int64_t>(bytes));
+        }
+
+    private:
+        friend class heap_statistics;
+        using counter = std::atomic<std::uint64_t>;
+        struct alignas(64) tally {
+            counter given_count{0}, given_bytes{0}, given_requested{0};
+            counter left_count{0}, left_bytes{0};
+            counter done_count{0}, done_bytes{0}, done_requested{0};
+        };
+
+        stripe(heap_statistics& owner, std::int64_t limit) noexcept
+            : owner_{owner}, limit_{limit} {}
+
+        static void add(counter& to, std::uint64_t amount) noexcept {
+            // relaxed: this thread is the only writer. release: pairs with the acquire in gather; who sees a
+            // block freed then sees it allocated.
+            to.store(to.load(std::memory_order_relaxed) + amount, std::memory_order_release);
+        }
+        void shift(std::int64_t bytes) noexcept {
+            unpublished_ += bytes;
+            if (unpublished_ >= limit_ || unpublished_ <= -limit_) {
+                owner_.publish(std::exchange(unpublished_, 0));
+            }
+        }
+
+        heap_statistics& owner_;
+        std::int64_t limit_;
+        std::int64_t unpublished_ = 0;  // active bytes that the common sum does not have yet
+        std::array<tally, heap_pools> tallies_;
+    };
+
+    heap_statistics() = default;
+    heap_statistics(const heap_statistics&) = delete;
+    heap_statistics& operator=(const heap_statistics&) = delete;
+
+    // A stripe for the calling thread, until it is handed over by detach; null if there is no memory.
+    [[nodiscard]] stripe* try_attach() noexcept {
+        return with(lock_, [&]() -> stripe* {
+            if (!idle_.empty()) {
+                stripe* found = idle_.back();
+                idle_.pop_back();
+                return found;
+            }
+            try {
+                idle_.reserve(stripes_.size() + 1);  // so that detach never allocates
+                stripes_.emplace_back(new stripe{*this, publish_bytes});
+                return stripes_.back().get();
+            } catch (const std::bad_alloc&) {
+                return nullptr;
+            }
+        });
+    }
+    // From the thread that has it or after that thread's end; what it counted stays.
+    void detach(stripe* mine) noexcept {
+        with(lock_, [&] { idle_.push_back(mine); });
+    }
+    // fn(stripe&) with a stripe that all threads share, one at a time.
+    template <class Fn>
+    void on_shared(Fn&& fn) noexcept {
+        const std::int64_t unpublished = with(shared_lock_, [&] {
+            fn(shared_);
+            return std::exchange(shared_.unpublished_, 0);
+        });
+        publish(unpublished);
+    }
+
+    void frames_created(heap_pool pool, std::size_t bytes, std::size_t frames = 1) noexcept {
+        with(lock_, [&] {
+            change_locked(heap_metric::segment, pool, frames, 0);
+            change_locked(heap_metric::reserved_bytes, pool, bytes, 0);
+        });
+    }
+    void frames_dropped(heap_pool pool, std::size_t bytes, std::size_t frames = 1) noexcept {
+        with(lock_, [&] {
+            change_locked(heap_metric::segment, pool, 0, frames);
+            change_locked(heap_metric::reserved_bytes, pool, 0, bytes);
+        });
+    }
+    // Taken from where one kind of block lay for another kind.
+    void frames_moved(heap_pool from, heap_pool to, std::size_t bytes,
+                      std::size_t frames = 1) noexcept {
+        count(heap_count::frames_moved, frames);
+        if (from != to) {
+            with(lock_, [&] {
+                move_locked(heap_metric::segment, from, to, frames);
+                move_locked(heap_metric::reserved_bytes, from, to, bytes);
+            });
+        }
+    }
+    void count(heap_count what, std::uint64_t amount = 1) noexcept {
+        // relaxed: a number that nothing hangs on.
+        counts_[static_cast<unsigned>(what)].fetch_add(amount, std::memory_order_relaxed);
+    }
+
+    // idle_bytes: of frames that no block keeps in place, so that they could be given back.
+    [[nodiscard]] heap_figures read(std::size_t idle_bytes = 0) noexcept {
+        return with(lock_, [&] {
+            look_locked();
+            const std::int64_t held = sums_[index(heap_metric::reserved_bytes)][0].current() -
+                                      sums_[index(heap_metric::active_bytes)][0].current() -
+                                      static_cast<std::int64_t>(idle_bytes);
+            sums_[index(heap_metric::inactive_split_bytes)][0].set(
+                static_cast<std::uint64_t>(std::max<std::int64_t>(held, 0)));
+            heap_figures result;
+            for (std::size_t metric = 0; metric < heap_metrics; ++metric) {
+                for (std::size_t pool = 0; pool <= heap_pools; ++pool) {
+                    result.counters[metric][pool] = sums_[metric][pool].figures();
+                }
+            }
+            for (std::size_t i = 0; i < heap_counts; ++i) {
+                result.counts[i] = static_cast<std::int64_t>(
+                    counts_[i].load(std::memory_order_relaxed) - counts_base_[i]);
+            }
+            return result;
+        });
+    }
+    // Peaks begin again at what is now.
+    void reset_peaks() noexcept {
+        with(lock_, [&] {
+            gather_locked();
+            for_each_sum([](sum& one) { one.peak = one.current(); });
+            // relaxed: a publish that comes in between is seen by the next one.
+            highest_.store(published_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+        });
+    }
+    // "allocated", "freed" and the counts begin again at zero.
+    void reset_accumulated() noexcept {
+        with(lock_, [&] {
+            gather_locked();
+            for_each_sum([](sum& one) {
+                one.up_base = one.up;
+                one.down_base = one.down;
+            });
+            for (std::size_t i = 0; i < heap_counts; ++i) {
+                counts_base_[i] = counts_[i].load(std::memory_order_relaxed);
+            }
+        });
+    }
+
+private:
+    static constexpr std::int64_t publish_bytes = std::int64_t{1} << 20;
+
+    struct sum {
+        std::uint64_t up = 0, down = 0;            // all that was ever added, and taken off
+        std::uint64_t up_base = 0, down_base = 0;  // at the last reset_accumulated
+        std::int64_t peak = 0;
+
+        [[nodiscard]] std::int64_t current() const noexcept {
+            return static_cast<std::int64_t>(up - down);
+        }
+        void note_peak() noexcept { peak = std::max(peak, current()); }
+        // For a metric that is not counted, but measured.
+        void set(std::uint64_t value) noexcept {
+            up = up_base = value;
+            note_peak();
+        }
+        [[nodiscard]] heap_counter figures() const noexcept {
+            return {current(), peak, static_cast<std::int64_t>(up - up_base),
+                    static_cast<std::int64_t>(down - down_base)};
+        }
+    };
+
+    [[nodiscard]] static constexpr std::size_t index(heap_metric metric) noexcept {
+        return static_cast<unsigned>(metric);
+    }
+    template <class Fn>
+    void for_each_sum(Fn&& fn) noexcept {
+        for (auto& metric : sums_) {
+            std::ranges::for_each(metric, fn);
+        }
+    }
+
+    // Rises are compared with the highest sum so far; only a new height costs a look at all stripes.
+    void publish(std::int64_t bytes) noexcept {
+        // relaxed: a number; what it is about is read from the stripes.
+        const std::int64_t now = published_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+        if (now > highest_.load(std::memory_order_relaxed)) {
+            with(lock_, [&] {
+                highest_.store(std::max(now, highest_.load(std::memory_order_relaxed)),
+                               std::memory_order_relaxed);
+                look_locked();
+            });
+        }
+    }
+    void look_locked() noexcept {
+        gather_locked();
+        for_each_sum([](sum& one) { one.note_peak(); });
+    }
+    void change_locked(heap_metric metric, heap_pool pool, std::uint64_t up,
+                       std::uint64_t down) noexcept {
+        for (const std::size_t at : {std::size_t{0}, 1 + static_cast<std::size_t>(pool)}) {
+            sum& one = sums_[index(metric)][at];
+            one.up += up;
+            one.down += down;
+            one.note_peak();
+        }
+    }
+    void move_locked(heap_metric metric, heap_pool from, heap_pool to,
+                     std::uint64_t amount) noexcept {
+        sums_[index(metric)][1 + static_cast<std::size_t>(from)].down += amount;
+        sum& gains = sums_[index(metric)][1 + static_cast<std::size_t>(to)];
+        gains.up += amount;
+        gains.note_peak();
+    }
+    // Frees first: who sees a block freed, then sees it allocated.
+    void gather_locked() noexcept {
+        struct pool_sums {
+            std::uint64_t given_count = 0, given_bytes = 0, given_requested = 0;
+            std::uint64_t left_count = 0, left_bytes = 0;
+            std::uint64_t done_count = 0, done_bytes = 0, done_requested = 0;
+        };
+        std::array<pool_sums, heap_pools> pools;
+        const auto add = [](std::uint64_t& to, const std::atomic<std::uint64_t>& from) {
+            to += from.load(std::memory_order_acquire);  // pairs with the release in stripe::add
+        };
+        const auto pass = [&](auto&& fn) {
+            for (std::size_t pool = 0; pool < heap_pools; ++pool) {
+                for (const auto& one : stripes_) {
+                    fn(pools[pool], one->tallies_[pool]);
+                }
+                fn(pools[pool], shared_.tallies_[pool]);
+            }
+        };
+        using tally = stripe::tally;
+        pass([&](pool_sums& to, const tally& from) {
+            add(to.done_count, from.done_count);
+            add(to.done_bytes, from.done_bytes);
+            add(to.done_requested, from.done_requested);
+        });
+        pass([&](pool_sums& to, const tally& from) {
+            add(to.left_count, from.left_count);
+            add(to.left_bytes, from.left_bytes);
+        });
+        pass([&](pool_sums& to, const tally& from) {
+            add(to.given_count, from.given_count);
+            add(to.given_bytes, from.given_bytes);
+            add(to.given_requested, from.given_requested);
+        });
+        const auto set = [&](heap_metric metric, auto up, auto down) {
+            auto& to = sums_[index(metric)];
+            to[0].up = to[0].down = 0;
+            for (std::size_t pool = 0; pool < heap_pools; ++pool) {
+                to[1 + pool].up = pools[pool].*up;
+                to[1 + pool].down = pools[pool].*down;
+                to[0].up += pools[pool].*up;
+                to[0].down += pools[pool].*down;
+            }
+        };
+        set(heap_metric::allocation, &pool_sums::given_count, &pool_sums::left_count);
+        set(heap_metric::allocated_bytes, &pool_sums::given_bytes, &pool_sums::left_bytes);
+        set(heap_metric::active, &pool_sums::given_count, &pool_sums::done_count);
+        set(heap_metric::active_bytes, &pool_sums::given_bytes, &pool_sums::done_bytes);
+        set(heap_metric::requested_bytes, &pool_sums::given_requested, &pool_sums::done_requested);
+    }
+
+    // (A) atomic  (L) lock_  (S) shared_lock_
+    std::atomic<std::int64_t> published_{0};                        // (A) active bytes, about
+    std::atomic<std::int64_t> highest_{0};                          // (A) its peak; written under L
+    std::array<std::atomic<std::uint64_t>, heap_counts> counts_{};  // (A)
+    ranked_mutex<lock_rank::leaf> lock_;
+    std::vector<std::unique_ptr<stripe>> stripes_;                      // (L)
+    std::vector<stripe*> idle_;                                         // (L) room for all stripes
+    std::array<std::array<sum, 1 + heap_pools>, heap_metrics> sums_{};  // (L) all, small, large
+    std::array<std::uint64_t, heap_counts> counts_base_{};              // (L)
+    ranked_mutex<lock_rank::leaf> shared_lock_;
+    // It never publishes by itself: that takes another lock.
+    stripe shared_{*this,
+                   std::numeric_limits<std::int64_t>::max()};  // (S) written by one at a time
+};
+
+}  // namespace xmm

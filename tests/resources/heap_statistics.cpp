@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/resources/heap_statistics.hpp>
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+
+using namespace xmm;
+using namespace xmm::literals;
+
+namespace {
+
+// One block after the other, each given back before the next: what a thread does over and over.
+void give_and_take(heap_statistics::stripe& mine, heap_pool pool, std::size_t bytes, int times) {
+    for (int i = 0; i < times; ++i) {
+        mine.allocated(pool, bytes, bytes - 1);
+        mine.free_requested(pool, bytes);
+        mine.free_completed(pool, bytes, bytes - 1);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("a block is allocated until it is given back and active until its last use is over") {
+    heap_statistics all;
+    heap_statistics::stripe* mine = all.try_attach();
+    REQUIRE(mine != nullptr);
+
+    mine->allocated(heap_pool::large, 2_MiB, 2_MiB - 100);
+    mine->allocated(heap_pool::small, 512, 500);
+    heap_figures now = all.read();
+    CHECK(now.of(heap_metric::allocation).current == 2);
+    CHECK(now.of(heap_metric::allocation, heap_pool::small).current == 1);
+    CHECK(now.of(heap_metric::allocated_bytes).current == 2_MiB + 512);
+    CHECK(now.of(heap_metric::requested_bytes).current == 2_MiB + 400);
+    CHECK(now.of(heap_metric::requested_bytes, heap_pool::large).current == 2_MiB - 100);
+
+    mine->free_requested(heap_pool::large, 2_MiB);
+    now = all.read();
+    CHECK(now.of(heap_metric::allocated_bytes).current == 512);
+    CHECK(now.of(heap_metric::active_bytes).current == 2_MiB + 512);
+    CHECK(now.of(heap_metric::active).current == 2);
+    CHECK(now.of(heap_metric::requested_bytes).current == 2_MiB + 400);
+
+    mine->free_completed(heap_pool::large, 2_MiB, 2_MiB - 100);
+    now = all.read();
+    CHECK(now.of(heap_metric::active_bytes) == heap_counter{512, 2_MiB + 512, 2_MiB + 512, 2_MiB});
+    CHECK(now.of(heap_metric::requested_bytes).current == 500);
+    CHECK(now.of(heap_metric::active, heap_pool::large) == heap_counter{0, 1, 1, 1});
+}
+
+TEST_CASE("a peak of large blocks is exact, whoever holds them") {
+    heap_statistics all;
+    heap_statistics::stripe* one = all.try_attach();
+    heap_statistics::stripe* other = all.try_attach();
+    REQUIRE(one != other);
+    one->allocated(heap_pool::large, 3_MiB, 3_MiB);
+    other->allocated(heap_pool::large, 5_MiB, 5_MiB);
+    one->free_requested(heap_pool::large, 3_MiB);
+    one->free_completed(heap_pool::large, 3_MiB, 3_MiB);
+    other->allocated(heap_pool::large, 1_MiB, 1_MiB);
+    // A block of another thread is given back here.
+    one->free_requested(heap_pool::large, 5_MiB);
+    one->free_completed(heap_pool::large, 5_MiB, 5_MiB);
+
+    const heap_figures now = all.read();
+    CHECK(now.of(heap_metric::active_bytes) == heap_counter{1_MiB, 8_MiB, 9_MiB, 8_MiB});
+    CHECK(now.of(heap_metric::allocated_bytes).peak == 8_MiB);
+    CHECK(now.of(heap_metric::allocation).peak == 2);
+}
+
+TEST_CASE("a peak of small blocks is missed by less than 1 MiB a stripe") {
+    heap_statistics all;
+    heap_statistics::stripe* mine = all.try_attach();
+    for (int i = 0; i < 2500; ++i) {
+        mine->allocated(heap_pool::small, 1_KiB, 1_KiB);
+    }
+    for (int i = 0; i < 2500; ++i) {
+        mine->free_requested(heap_pool::small, 1_KiB);
+        mine->free_completed(heap_pool::small, 1_KiB, 1_KiB);
+    }
+    const auto peak =
+        static_cast<std::size_t>(all.read().of(heap_metric::active_bytes, heap_pool::small).peak);
+    CHECK(peak <= 2500_KiB);
+    CHECK(peak > 2500_KiB - 1_MiB);
+}
+
+TEST_CASE("frames: their peaks are exact, and a frame may change its kind of block") {
+    heap_statistics all;
+    all.frames_created(heap_pool::large, 32_MiB);
+    all.frames_created(heap_pool::small, 4_MiB, 2);
+    all.frames_dropped(heap_pool::large, 32_MiB);
+    all.frames_moved(heap_pool::small, heap_pool::large, 2_MiB);
+    all.frames_moved(heap_pool::large, heap_pool::large, 2_MiB);
+    const heap_figures now = all.read();
+    CHECK(now.of(heap_metric::reserved_bytes) == heap_counter{4_MiB, 36_MiB, 36_MiB, 32_MiB});
+    CHECK(now.of(heap_metric::segment) == heap_counter{2, 3, 3, 1});
+    CHECK(now.of(heap_metric::reserved_bytes, heap_pool::small).current == 2_MiB);
+    CHECK(now.of(heap_metric::reserved_bytes, heap_pool::large).current == 2_MiB);
+    CHECK(now.of(heap_metric::segment, heap_pool::small) == heap_counter{1, 2, 2, 1});
+    CHECK(now.of(heap_count::frames_moved) == 2);
+}
+
+TEST_CASE("free bytes that blocks keep in place are those neither active nor idle") {
+    heap_statistics all;
+    all.frames_created(heap_pool::large, 10_MiB);
+    heap_statistics::stripe* mine = all.try_attach();
+    mine->allocated(heap_pool::large, 3_MiB, 3_MiB);
+    CHECK(all.read(4_MiB).of(heap_metric::inactive_split_bytes) ==
+          heap_counter{3_MiB, 3_MiB, 0, 0});
+    CHECK(all.read(7_MiB).of(heap_metric::inactive_split_bytes) == heap_counter{0, 3_MiB, 0, 0});
+    CHECK(all.read(9_MiB).of(heap_metric::inactive_split_bytes).current == 0);
+}
+
+TEST_CASE("peaks and totals begin anew") {
+    heap_statistics all;
+    heap_statistics::stripe* mine = all.try_attach();
+    give_and_take(*mine, heap_pool::large, 4_MiB, 3);
+    mine->allocated(heap_pool::large, 1_MiB, 1_MiB);
+    all.frames_created(heap_pool::large, 8_MiB);
+    all.count(heap_count::ooms, 2);
+
+    all.reset_peaks();
+    heap_figures now = all.read();
+    CHECK(now.of(heap_metric::active_bytes).peak == 1_MiB);
+    CHECK(now.of(heap_metric::active_bytes).allocated == 13_MiB);
+    CHECK(now.of(heap_metric::reserved_bytes).peak == 8_MiB);
+    give_and_take(*mine, heap_pool::large, 2_MiB, 1);
+    CHECK(all.read().of(heap_metric::active_bytes).peak == 3_MiB);
+
+    all.reset_accumulated();
+    now = all.read();
+    CHECK(now.of(heap_metric::active_bytes) == heap_counter{1_MiB, 3_MiB, 0, 0});
+    CHECK(now.of(heap_metric::reserved_bytes) == heap_counter{8_MiB, 8_MiB, 0, 0});
+    CHECK(now.of(heap_count::ooms) == 0);
+    give_and_take(*mine, heap_pool::small, 100, 2);
+    all.count(heap_count::ooms);
+    now = all.read();
+    CHECK(now.of(heap_metric::allocation).allocated == 2);
+    CHECK(now.of(heap_metric::allocation).freed == 2);
+    CHECK(now.of(heap_count::ooms) == 1);
+}
+
+TEST_CASE("a stripe that is handed over keeps its counts, and another thread goes on with it") {
+    heap_statistics all;
+    heap_statistics::stripe* first = nullptr;
+    std::thread{[&] {
+        first = all.try_attach();
+        first->allocated(heap_pool::small, 64, 64);
+        all.detach(first);
+    }}.join();
+    heap_statistics::stripe* second = all.try_attach();
+    CHECK(second == first);
+    second->free_requested(heap_pool::small, 64);
+    second->free_completed(heap_pool::small, 64, 64);
+    all.on_shared([](heap_statistics::stripe& shared) {
+        shared.allocated(heap_pool::large, 6_MiB, 6_MiB);
+        shared.free_requested(heap_pool::large, 6_MiB);
+    });
+    all.on_shared([](heap_statistics::stripe& shared) {
+        shared.free_completed(heap_pool::large, 6_MiB, 6_MiB);
+    });
+    const heap_figures now = all.read();
+    CHECK(now.of(heap_metric::active) == heap_counter{0, 1, 2, 2});
+    CHECK(now.of(heap_metric::active_bytes).peak == 6_MiB);
+}
+
+TEST_CASE("a reader among writers never sees more freed than allocated, and the end is exact") {
+    constexpr int threads = 3;
+    constexpr int rounds = 20'000;
+    heap_statistics all;
+    std::atomic<int> running{threads};
+    std::vector<std::thread> writers;
+    for (int t = 0; t < threads; ++t) {
+        writers.emplace_back([&] {
+            heap_statistics::stripe* mine = all.try_attach();
+            give_and_take(*mine, heap_pool::small, 100, rounds);
+            give_and_take(*mine, heap_pool::large, 1_MiB, rounds / 100);
+            all.on_shared([](heap_statistics::stripe& shared) {
+                give_and_take(shared, heap_pool::large, 2_MiB, 1);
+            });
+            all.detach(mine);
+            running.fetch_sub(1);
+        });
+    }
+    bool is_sound = true;
+    while (running.load() != 0) {
+        const heap_figures now = all.read();
+        for (const auto metric : {heap_metric::allocation, heap_metric::active,
+                                  heap_metric::active_bytes, heap_metric::requested_bytes}) {
+            is_sound = is_sound && now.of(metric).current >= 0;
+        }
+        is_sound = is_sound && now.of(heap_metric::active).current <= 2 * threads;
+        std::this_thread::yield();
+    }
+    for (std::thread& writer : writers) {
+        writer.join();
+    }
+    CHECK(is_sound);
+    const heap_figures now = all.read();
+    CHECK(now.of(heap_metric::allocation).current == 0);
+    CHECK(now.of(heap_metric::allocation).allocated == threads * (rounds + rounds / 100 + 1));
+    CHECK(now.of(heap_metric::active_bytes).current == 0);
+    CHECK(now.of(heap_metric::active_bytes).peak >= static_cast<std::int64_t>(1_MiB));
+}
+
+TEST_CASE("the names are PyTorch's, each once, and a text has a line for each") {
+    heap_statistics all;
+    heap_statistics::stripe* mine = all.try_attach();
+    mine->allocated(heap_pool::large, 2_MiB, 2_MiB - 7);
+    all.count(heap_count::alloc_retries);
+    std::map<std::string, std::int64_t> figures;
+    all.read().for_each([&](const char* name, std::int64_t value) {
+        CHECK_MESSAGE(figures.emplace(name, value).second, name);
+    });
+    std::set<std::string> expected{"num_alloc_retries", "num_ooms",        "num_sync_all_streams",
+                                   "num_device_alloc",  "num_device_free", "num_oom_rejections",
+                                   "max_split_size"};
+    for (const std::string field : {"current", "peak", "allocated", "freed"}) {
+        for (const std::string metric :
+             {"allocation", "segment", "active", "inactive_split", "allocated_bytes",
+              "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes"}) {
+            for (const std::string pool : {"all", "small_pool", "large_pool"}) {
+                expected.insert(metric + "." + pool + "." + field);
+            }
+        }
+        expected.insert("oversize_allocations." + field);
+        expected.insert("oversize_segments." + field);
+    }
+    for (const std::string& name : expected) {
+        CHECK_MESSAGE(figures.count(name) == 1, name);
+    }
+    for (const auto& [name, value] : figures) {
+        CHECK_MESSAGE((expected.count(name) == 1 || name.rfind("xmm.", 0) == 0), name);
+    }
+    CHECK(figures["requested_bytes.large_pool.peak"] == 2_MiB - 7);
+    CHECK(figures["num_alloc_retries"] == 1);
+    CHECK(figures["max_split_size"] == -1);
+
+    std::ostringstream text;
+    text << all.read();
+    std::istringstream lines{text.str()};
+    std::map<std::string, std::int64_t> read_back;
+    for (std::string name; lines >> name;) {
+        lines >> read_back[name];
+    }
+    CHECK(read_back == figures);
+}
