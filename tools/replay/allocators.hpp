@@ -31,11 +31,13 @@ struct named_allocator {
     const char* name;
     std::unique_ptr<candidate> (*make)(const candidate_options& with);
 };
-[[nodiscard]] inline std::unique_ptr<candidate> make_heap(const candidate_options& with) {
-    return std::make_unique<xmm_heap>(*with.list, with.simulation);
+template <bool HasSmallBlocks>
+[[nodiscard]] std::unique_ptr<candidate> make_heap(const candidate_options& with) {
+    return std::make_unique<xmm_heap>(*with.list, with.simulation, HasSmallBlocks);
 }
 inline constexpr std::array allocators = {
-    named_allocator{"xmm-nojemalloc", make_heap},
+    named_allocator{"xmm", make_heap<true>},
+    named_allocator{"xmm-nojemalloc", make_heap<false>},
     named_allocator{"native-model", make_model<native_model>},
     named_allocator{"expandable-model", make_model<expandable_model>},
 };
