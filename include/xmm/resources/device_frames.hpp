@@ -36,7 +36,7 @@ namespace xmm {
 
 struct device_frames_options {
     // How far above the peak of live bytes frames are created rather than taken; in 1/1024.
-    std::uint32_t slack = 8;
+    std::uint32_t slack = 7;
 };
 
 struct frame_counts {
