@@ -14,19 +14,12 @@
 
 #include "tests/core/child.hpp"
 #include "tests/facade/rig.hpp"
+#include "tests/support/sanitizer.hpp"
 
 using namespace xmm;
 using namespace xmm::test;
 
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool is_sanitized = true;
-#elif defined(__has_feature)
-constexpr bool is_sanitized = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
-#else
-constexpr bool is_sanitized = false;
-#endif
 
 // As a container without SYS_NICE does.
 bool refuse_numa_calls() {
@@ -102,7 +95,7 @@ TEST_CASE("limits: refused NUMA calls leave memory unbound and say so") {
 }
 
 TEST_CASE("limits: with few mappings left kernels go on and no byte is lost") {
-    if (is_sanitized) {
+    if (has_sanitizer) {
         MESSAGE("skipped: a sanitizer needs mappings and address space of its own");
         return;
     }
@@ -148,7 +141,7 @@ TEST_CASE("limits: with few mappings left kernels go on and no byte is lost") {
 }
 
 TEST_CASE("limits: little address space is a clear refusal") {
-    if (is_sanitized) {
+    if (has_sanitizer) {
         MESSAGE("skipped: a sanitizer needs mappings and address space of its own");
         return;
     }

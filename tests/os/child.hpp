@@ -18,6 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../support/sanitizer.hpp"
+
 namespace xmm_test {
 
 struct child_case {
@@ -116,16 +118,6 @@ inline child_end run_child(const char* name, std::vector<std::string> environmen
         }                                                                                \
     } while (false)
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool has_sanitizer = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-inline constexpr bool has_sanitizer = true;
-#else
-inline constexpr bool has_sanitizer = false;
-#endif
-#else
-inline constexpr bool has_sanitizer = false;
-#endif
+using xmm::test::has_sanitizer;
 
 }  // namespace xmm_test

@@ -11,7 +11,7 @@ namespace {
 // Claims pages of a region and asks for a frame for each.
 struct batch_of {
     rig& r;
-    std::vector<transfer> all;
+    std::vector<page_move> all;
 
     void add(void* at, node_id to, bool is_optional = false) {
         auto& state = r.of().state();
@@ -20,7 +20,7 @@ struct batch_of {
         with(page->lock, [&] { page->begin_transit_locked(is_optional); });
         auto taken = state.engine.frames.obtain(target, page->va.bytes);
         REQUIRE(taken);
-        transfer one;
+        page_move one;
         one.moved = page;
         one.to = *taken;
         one.accessor = target.accessor();
@@ -44,7 +44,7 @@ TEST_CASE("move: a batch both ways and first touches at once") {
     batch.add(page_of(data, 2), r.host());
     batch.add(page_of(data, 4), r.host());
     CHECK(batch.move() == 6);
-    for (const transfer& one : batch.all) {
+    for (const page_move& one : batch.all) {
         CHECK(one.outcome);
         CHECK(one.bytes == 2_MiB);
         CHECK(!one.moved->is_moving());

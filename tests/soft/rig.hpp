@@ -9,19 +9,13 @@
 
 #include <xmm/concepts/backend_table.hpp>
 #include "../../backends/soft/launcher.hpp"
+#include "../support/sanitizer.hpp"
 
 namespace xmm::test {
 
 using namespace xmm::literals;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool is_slowed = true;
-#elif defined(__has_feature)
-inline constexpr bool is_slowed =
-    __has_feature(thread_sanitizer) || __has_feature(address_sanitizer);
-#else
-inline constexpr bool is_slowed = false;
-#endif
+inline constexpr bool is_slowed = has_sanitizer;
 
 struct rig {
     static constexpr node_id host{0};

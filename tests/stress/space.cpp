@@ -302,8 +302,8 @@ private:
                                });
         });
         add_wrong(count_wrong({words, count}, seed));
+        // Once: the addresses may be another thread's region by now.
         check(space_.unmap(words).is_ok());
-        check(space_.unmap(words).code == xmm::errc::not_mapped || space_.contains(words));
     }
 
     std::pair<void*, std::size_t> stretch(worker& me, std::size_t most = 32_MiB) {

@@ -126,6 +126,11 @@ public:
         if (leaving == nullptr) {
             return fail(errc::not_mapped, "no region of this space starts there");
         }
+        if (leaving->hints.is_arena) {
+            core.give_up_unmap(*leaving);
+            return fail(errc::invalid_argument,
+                        "these addresses belong to a heap: free its blocks");
+        }
         return engine.releases.release(*leaving);
     }
     // Both sides were checked. Memory of another space is reached by the CPU, on the calling thread: a queue of

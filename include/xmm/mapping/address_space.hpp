@@ -210,6 +210,7 @@ public:
             one.is_read_mostly = wanted.is_read_mostly;
             one.preferred = prefers != nullptr ? prefers->slot : no_slot;
             one.is_fixed = wanted.fixed != no_node;
+            one.is_arena = wanted.is_arena;
         });
         if (!outcome) {
             release_locked(made->va);
@@ -264,7 +265,7 @@ public:
     [[nodiscard]] granule* find(address at) const noexcept { return map_.find(at); }
 
     // Runs fn(granule&) with the page lock held on the record that covers the address now; false if no
-    // region does.
+    // memory is there: no region, or a part of an arena that has no frame.
     template <class Fn>
     bool with_granule(address at, Fn&& fn) noexcept {
         granule* one = map_.find(at);
@@ -272,7 +273,7 @@ public:
             return false;
         }
         std::lock_guard guard{one->lock};
-        if (!one->va.contains(at) || one->current() == residency::released) {
+        if (!one->is_memory_locked(at)) {
             return false;
         }
         fn(*one);

@@ -46,6 +46,7 @@ struct granule {
     std::array<access, max_slots> mapped{};             // (P)  what each accessor may do now
     std::uint32_t pins = 0;                      // (P)  users' pins: never moved while above 0
     bool is_fixed = false;                       // (P)  lives on its node for good
+    bool is_arena = false;                       // (P)  an allocator gives and takes its frame
     std::uint8_t preferred = no_slot;            // (P)  hint
     bool is_read_mostly = false;                 // (P)  hint
     bool is_optional = false;                    // (P)  the mover may be told to give up
@@ -77,6 +78,11 @@ struct granule {
     [[nodiscard]] residency current() const noexcept {
         // relaxed: a hint without the lock, exact with it.
         return state.load(std::memory_order_relaxed);
+    }
+    // Whether the address stands for memory: a region's does, but an arena's only while it has a frame.
+    [[nodiscard]] bool is_memory_locked(address at) const noexcept {
+        return va.contains(at) && current() != residency::released &&
+               !(is_arena && current() == residency::untouched);
     }
     [[nodiscard]] frame_record* home_frame() const noexcept {
         return home == no_slot ? nullptr : frames[home];

@@ -75,6 +75,7 @@ private:
             one.owner = nullptr;
             one.pins = 0;
             one.is_fixed = false;
+            one.is_arena = false;
             one.is_read_mostly = false;
             one.preferred = no_slot;
         });

@@ -18,6 +18,8 @@ struct map_options {
     node_id preferred = no_node;         // where first touch puts pages, whoever touches them
     node_id fixed = no_node;  // they live there and never move: device-only or page-locked memory
     bool is_read_mostly = false;
+    bool is_arena =
+        false;  // fixed memory whose frames an allocator gives and takes: see space_frames
     const char* name = "";  // shown in reports; copied, 31 characters
 };
 

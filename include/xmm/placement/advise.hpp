@@ -253,7 +253,7 @@ private:
             with(page.lock, [&] { page.end_transit_locked(); });
             return taken.error();
         }
-        transfer one{.moved = &page, .to = *taken, .accessor = to.at->accessor()};
+        page_move one{.moved = &page, .to = *taken, .accessor = to.at->accessor()};
         static_cast<void>(moves_.move({&one, 1}, false));
         return one.outcome;
     }

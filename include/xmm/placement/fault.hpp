@@ -66,8 +66,10 @@ private:
             step next;
             {
                 std::lock_guard guard{page->lock};
-                if (!page->va.contains(at) || page->current() == residency::released) {
-                    return fail(errc::not_mapped, "no region of this space is there");
+                if (!page->is_memory_locked(at)) {
+                    return fail(errc::not_mapped, page->is_arena
+                                                      ? "that memory of a heap was given back"
+                                                      : "no region of this space is there");
                 }
                 next = look_locked(*page, state);
                 if (next.kind == step::done && round == 0 && next.was_resolved) {
@@ -305,11 +307,11 @@ private:
             return try_host_after(taken.error(), to, state);
         }
         const bool is_seen = to.is_host || next.to == state.accessor;
-        transfer one{.moved = &page,
-                     .to = *taken,
-                     .accessor = is_seen ? state.accessor : no_slot,
-                     .who = next.keeps_copy ? access::read : access::read_write,
-                     .keeps_copy = next.keeps_copy};
+        page_move one{.moved = &page,
+                      .to = *taken,
+                      .accessor = is_seen ? state.accessor : no_slot,
+                      .who = next.keeps_copy ? access::read : access::read_write,
+                      .keeps_copy = next.keeps_copy};
         if (moves_.move({&one, 1}, false) == 0) {
             return try_host_after(one.outcome, to, state);
         }

@@ -12,40 +12,25 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <span>
 
-#include <xmm/mapping/address_space.hpp>
+#include <xmm/placement/contents.hpp>
 
 namespace xmm {
 
-inline constexpr unsigned max_batch = 16;
-
-// One granule on its way. The caller has begun its transit and holds the frame.
-struct transfer {
-    granule* moved = nullptr;
-    frame_record* to = nullptr;
-    unsigned accessor = no_slot;  // who gets a mapping at the end; no_slot: nobody
-    access who = access::read_write;
-    bool keeps_copy = false;      // read-mostly: the old frame stays, as the data's home
-    bool is_overwritten = false;  // a first touch that needs no zeroes: all of it is written next
-    std::size_t bytes = 0;        // filled in, as the outcome: `to` may be gone after a failure
-    status outcome{};
-};
-
 class mover {
 public:
-    explicit mover(address_space& space) noexcept : space_{space} {}
+    explicit mover(address_space& space) noexcept : space_{space}, contents_{space} {}
 
     // Moves all of a batch, first touches included, and ends their transits. `is_quiet` work yields the
     // link to faults until somebody waits for one of the granules. Returns how many arrived.
-    unsigned move(std::span<transfer> batch, bool is_quiet) noexcept {
+    unsigned move(std::span<page_move> batch, bool is_quiet) noexcept {
         XMM_ASSERT(batch.size() <= max_batch, "batch too long");
-        for (transfer& one : batch) {
+        for (page_move& one : batch) {
             one.bytes = one.to->backing.bytes;
             one.outcome = take_write_access(*one.moved);
         }
-        bring_contents(batch, is_quiet);
+        contents_.bring(batch, is_quiet);
         return flip(batch);
     }
 
@@ -108,6 +93,34 @@ public:
         return {};
     }
 
+    // With the page lock: an untouched granule gets that frame, whatever it holds, and its node's accessor a
+    // mapping of it. On failure neither has the other. On no list: what an arena has, reclaim need not see.
+    [[nodiscard]] status give_frame_locked(granule& one, frame_record& given) noexcept {
+        XMM_ASSERT(one.current() == residency::untouched, "a granule with a frame got another");
+        node& at = space_.at_slot(given.slot);
+        given.owner = &one;
+        given.backing.zeroed = false;
+        one.frames[given.slot] = &given;
+        set_home_locked(one, residency_step::first_touch, given.slot);
+        status entered = enter_locked(one, at.accessor(), access::read_write);
+        if (!entered) {
+            static_cast<void>(
+                take_frame_locked(one));  // nothing is mapped that could not be cleared
+        }
+        return entered;
+    }
+    // With the page lock: parts a granule from its one frame, which backs nothing then; the contents go.
+    [[nodiscard]] result<frame_record*> take_frame_locked(granule& one) noexcept {
+        XMM_ASSERT(one.home_frame() != nullptr && count_frames(one) == 1, "not a single frame");
+        if (status cleared = clear_all_locked(one); !cleared) {
+            return cleared;
+        }
+        frame_record* taken = unlink_locked(one, one.home);
+        one.home = no_slot;
+        one.step_locked(residency_step::discard, residency::untouched);
+        return taken;
+    }
+
     // With the page lock: lets the accessor reach the frame that is nearest to it.
     status enter_locked(granule& one, unsigned accessor, access who) noexcept {
         if (one.mapped[accessor] == who) {
@@ -150,6 +163,9 @@ public:
     // With the page lock: each of its frames goes to the recent end of its node's list, also one that a mover
     // had popped.
     void relink_locked(granule& one) noexcept {
+        if (one.is_arena) {
+            return;
+        }
         for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
             if (one.frames[slot] != nullptr) {
                 space_.at_slot(slot).active.move_to_recent(*one.frames[slot]);
@@ -158,28 +174,6 @@ public:
     }
 
 private:
-    // Copies or fills that go down one queue together, as one call.
-    struct lane {
-        node* at = nullptr;
-        queue_id urgent;
-        queue_id quiet;
-        bool is_fill = false;
-        unsigned count = 0;
-        std::array<piece, max_batch> pieces;
-        std::array<transfer*, max_batch> owners;
-
-        [[nodiscard]] bool is_awaited() const noexcept {
-            for (unsigned i = 0; i < count; ++i) {
-                // relaxed: a hint; a late look only delays the change of lanes.
-                if (owners[i]->moved->is_urgent.load(std::memory_order_relaxed)) {
-                    return true;
-                }
-            }
-            return false;
-        }
-    };
-    using lanes = std::array<lane, max_batch>;
-
     status take_write_access(granule& one) noexcept {
         std::lock_guard guard{one.lock};
         for (unsigned accessor = 0; accessor < space_.node_count(); ++accessor) {
@@ -192,212 +186,31 @@ private:
         return {};
     }
 
-    // ---- contents: nobody else changes the frames of a granule in transit
-
-    void bring_contents(std::span<transfer> batch, bool is_quiet) noexcept {
-        lanes all;
-        unsigned lane_count = 0;
-        for (transfer& one : batch) {
-            if (one.outcome) {
-                add_to_lane(all, lane_count, one);
-            }
-        }
-        std::array<result_ticket, max_batch> points;
-        for (unsigned i = 0; i < lane_count; ++i) {
-            if (is_quiet && !all[i].is_fill) {
-                copy_quietly(all[i]);
-            } else {
-                points[i] = submit(all[i], is_quiet ? all[i].quiet : all[i].urgent);
-            }
-        }
-        for (unsigned i = 0; i < lane_count; ++i) {
-            if (points[i].is_pending) {
-                settle(all[i], all[i].at->driver.wait(points[i].point));
-            }
-        }
-    }
-
-    struct result_ticket {
-        ticket point;
-        bool is_pending = false;
-    };
-
-    void add_to_lane(lanes& all, unsigned& lane_count, transfer& one) noexcept {
-        frame_record* from = one.moved->home_frame();
-        node& target = space_.at_slot(one.to->slot);
-        if (from == nullptr && (one.to->backing.zeroed || one.is_overwritten)) {
-            return;
-        }
-        // A device's own queues carry its traffic, both ways; some device's carry what stays on hosts.
-        const bool is_out = from != nullptr && target.is_host && !from->is_host;
-        node* carrier = is_out           ? &space_.at_slot(from->slot)
-                        : target.is_host ? space_.host_carrier()
-                                         : &target;
-        if (carrier == nullptr) {
-            bring_on_host(one, from);
-            return;
-        }
-        const queue_id urgent = carrier->queues[is_out ? node::urgent_out : node::urgent_in];
-        const queue_id quiet = carrier->queues[is_out ? node::quiet_out : node::quiet_in];
-        unsigned i = 0;
-        while (i < lane_count &&
-               !(all[i].urgent == urgent && all[i].is_fill == (from == nullptr))) {
-            ++i;
-        }
-        lane& chosen = all[i];
-        if (i == lane_count) {
-            ++lane_count;
-            chosen.at = carrier;
-            chosen.urgent = urgent;
-            chosen.quiet = quiet;
-            chosen.is_fill = from == nullptr;
-        }
-        const std::size_t bytes = one.to->backing.bytes;
-        const address source = from != nullptr ? from->backing.standing : 0;
-        chosen.pieces[chosen.count] = {{one.to->backing.standing, bytes}, {source, bytes}};
-        chosen.owners[chosen.count++] = &one;
-        count_bytes(one, from);
-    }
-    void count_bytes(const transfer& one, const frame_record* from) noexcept {
-        node& target = space_.at_slot(one.to->slot);
-        (from != nullptr ? target.bytes_in : target.bytes_zeroed).add(one.bytes);
-        if (from != nullptr) {
-            space_.at_slot(from->slot).bytes_out.add(one.bytes);
-        }
-    }
-    // Without any device, host frames are the CPU's own: their standing addresses are plain memory.
-    void bring_on_host(transfer& one, const frame_record* from) noexcept {
-        void* to = to_pointer(one.to->backing.standing);
-        if (from != nullptr) {
-            std::memcpy(to, to_pointer(from->backing.standing), one.bytes);
-        } else {
-            std::memset(to, 0, one.bytes);
-        }
-        count_bytes(one, from);
-    }
-
-    result_ticket submit(lane& one, queue_id queue) noexcept {
-        if (one.is_fill) {
-            std::array<va_range, max_batch> ranges;
-            for (unsigned i = 0; i < one.count; ++i) {
-                ranges[i] = one.pieces[i].to;
-            }
-            return submitted(one, one.at->driver.zero(queue, {ranges.data(), one.count}));
-        }
-        return submitted(one, one.at->driver.memcpy(queue, {one.pieces.data(), one.count}));
-    }
-    result_ticket submitted(lane& one, result<ticket>&& point) noexcept {
-        if (!point) {
-            settle(one, point.error());
-            return {};
-        }
-        return {*point, true};
-    }
-    static void settle(lane& one, status outcome) noexcept {
-        for (unsigned i = 0; i < one.count && !outcome; ++i) {
-            one.owners[i]->outcome = outcome;
-        }
-    }
-
-    // One mover at a time fills a quiet queue, in chunks of about half a millisecond of link time, three in
-    // flight: so a fault finds the link free soon. Once somebody waits for a page of this lane, or while
-    // others have the turn, what is left goes down the urgent queue.
-    void copy_quietly(lane& one) noexcept {
-        const std::size_t chunk = chunk_bytes(one);
-        const bool has_turn = take_turn(one);
-        std::array<ticket, 3> in_flight{};
-        unsigned oldest = 0;
-        for (unsigned i = 0; i < one.count; ++i) {
-            piece left = one.pieces[i];
-            while (!left.to.is_empty()) {
-                const bool is_awaited = !has_turn || one.is_awaited();
-                const std::size_t bytes =
-                    is_awaited ? left.to.bytes : std::min(chunk, left.to.bytes);
-                const piece next{{left.to.begin, bytes}, {left.from.begin, bytes}};
-                left = {{left.to.begin + bytes, left.to.bytes - bytes},
-                        {left.from.begin + bytes, left.from.bytes - bytes}};
-                status outcome = one.at->driver.wait(in_flight[oldest]);
-                if (outcome) {
-                    auto point =
-                        one.at->driver.memcpy(is_awaited ? one.urgent : one.quiet, {&next, 1});
-                    outcome = point ? status{} : point.error();
-                    in_flight[oldest] = point ? *point : ticket{};
-                    oldest = (oldest + 1) % in_flight.size();
-                }
-                if (!outcome) {
-                    one.owners[i]->outcome = outcome;
-                    break;
-                }
-            }
-        }
-        // Before the last chunks have passed, so that the next mover's follow without a gap.
-        if (has_turn) {
-            give_turn(one);
-        }
-        for (ticket point : in_flight) {
-            settle(one, one.at->driver.wait(point));
-        }
-    }
-    static bool is_in(const lane& one) noexcept {
-        return one.quiet == one.at->queues[node::quiet_in];
-    }
-    static detail::futex_word& turn_of(lane& one) noexcept {
-        return one.at->quiet_turns[is_in(one) ? 0 : 1];
-    }
-    // False if a page of the lane is awaited: then it does not wait for its turn.
-    static bool take_turn(lane& one) noexcept {
-        detail::futex_word& turn = turn_of(one);
-        for (;;) {
-            if (one.is_awaited()) {
-                return false;
-            }
-            std::uint32_t nobody = 0;
-            // acquire, and release in give_turn: a pair, though nothing but the turn hangs on it.
-            if (turn.compare_exchange_strong(nobody, 1, std::memory_order_acquire)) {
-                return true;
-            }
-            // Looks up now and then, since who waits for a page does not know of turns.
-            detail::futex_wait_until(turn, 1, detail::monotonic_ns() + 200'000);
-        }
-    }
-    static void give_turn(lane& one) noexcept {
-        turn_of(one).store(0, std::memory_order_release);
-        detail::futex_wake(turn_of(one), 1);
-    }
-    static std::size_t chunk_bytes(const lane& one) noexcept {
-        const node_description& about = one.at->about;
-        const std::uint64_t rate =
-            is_in(one) ? about.link_in_bytes_per_second : about.link_out_bytes_per_second;
-        constexpr std::size_t largest = std::size_t{32} << 20;
-        constexpr std::size_t smallest = std::size_t{512} << 10;
-        return rate == 0 ? largest : std::clamp<std::size_t>(rate / 2000, smallest, largest);
-    }
-
     // ---- flip
 
-    unsigned flip(std::span<transfer> batch) noexcept {
-        std::array<transfer*, max_batch> order;
+    unsigned flip(std::span<page_move> batch) noexcept {
+        std::array<page_move*, max_batch> order;
         for (std::size_t i = 0; i < batch.size(); ++i) {
             order[i] = &batch[i];
         }
-        const std::span<transfer*> sorted{order.data(), batch.size()};
+        const std::span<page_move*> sorted{order.data(), batch.size()};
         std::sort(sorted.begin(), sorted.end(),
-                  [](const transfer* a, const transfer* b) { return a->moved < b->moved; });
+                  [](const page_move* a, const page_move* b) { return a->moved < b->moved; });
         std::array<frame_record*, max_batch> freed;
         unsigned freed_count = 0;
         unsigned arrived = 0;
 
-        for (transfer* one : sorted) {
+        for (page_move* one : sorted) {
             one->moved->lock.lock();
         }
-        for (transfer* one : sorted) {
+        for (page_move* one : sorted) {
             if (one->outcome && one->moved->is_optional && one->moved->was_touched) {
                 one->outcome = fail(errc::busy, "written to while it was on its way");
                 space_.at_slot(one->to->slot).moves_given_up.add(1);
             }
         }
         clear_old_mappings(sorted);
-        for (transfer* one : sorted) {
+        for (page_move* one : sorted) {
             if (one->outcome) {
                 frame_record* old = change_record_locked(*one);
                 if (old != nullptr) {
@@ -410,7 +223,7 @@ private:
             }
         }
         enter_new_mappings(sorted);
-        for (transfer* one : sorted) {
+        for (page_move* one : sorted) {
             one->moved->end_transit_locked();
             one->moved->lock.unlock();
         }
@@ -421,12 +234,12 @@ private:
     }
 
     // One call an accessor. What could not be cleared stays where it is.
-    void clear_old_mappings(std::span<transfer*> sorted) noexcept {
+    void clear_old_mappings(std::span<page_move*> sorted) noexcept {
         std::array<va_range, max_batch> ranges;
-        std::array<transfer*, max_batch> owners;
+        std::array<page_move*, max_batch> owners;
         for (unsigned accessor = 0; accessor < space_.node_count(); ++accessor) {
             unsigned count = 0;
-            for (transfer* one : sorted) {
+            for (page_move* one : sorted) {
                 // A copy that stays keeps its readers, except the one that gets a nearer frame.
                 const bool goes = !one->keeps_copy || accessor == one->to->slot;
                 if (one->outcome && goes && one->moved->mapped[accessor] != access::none) {
@@ -450,7 +263,7 @@ private:
     }
 
     // Returns the frame that is free now, if one is.
-    frame_record* change_record_locked(transfer& one) noexcept {
+    frame_record* change_record_locked(page_move& one) noexcept {
         granule& page = *one.moved;
         frame_record* old = page.home_frame();
         node& target = space_.at_slot(one.to->slot);
@@ -474,12 +287,12 @@ private:
         return old;
     }
 
-    void enter_new_mappings(std::span<transfer*> sorted) noexcept {
+    void enter_new_mappings(std::span<page_move*> sorted) noexcept {
         std::array<run, max_batch> runs;
-        std::array<transfer*, max_batch> owners;
+        std::array<page_move*, max_batch> owners;
         for (unsigned accessor = 0; accessor < space_.node_count(); ++accessor) {
             unsigned count = 0;
-            for (transfer* one : sorted) {
+            for (page_move* one : sorted) {
                 if (one->outcome && one->accessor == accessor) {
                     if (frame_record* seen = visible_frame(*one->moved, accessor)) {
                         runs[count] = {one->moved->va, seen->backing, one->who};
@@ -541,6 +354,7 @@ private:
     }
 
     address_space& space_;
+    contents contents_;
 };
 
 }  // namespace xmm

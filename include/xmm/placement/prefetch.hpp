@@ -135,7 +135,7 @@ private:
 
     // False once nothing is left to take.
     bool do_stretch(prefetch_job& job) noexcept {
-        std::array<transfer, max_batch> batch;
+        std::array<page_move, max_batch> batch;
         unsigned count = 0;
         std::size_t bytes = 0;
         {
@@ -171,7 +171,7 @@ private:
     }
 
     // Looks at one granule and advances. Returns its bytes if it is in transit now, else 0.
-    std::size_t claim_next_locked(prefetch_job& job, transfer& claimed) noexcept {
+    std::size_t claim_next_locked(prefetch_job& job, page_move& claimed) noexcept {
         address after = align_down(job.next_, page_bytes) + page_bytes;
         std::size_t bytes = 0;
         const bool is_mapped = space_.with_granule(job.next_, [&](granule& page) {
@@ -209,9 +209,9 @@ private:
         return true;
     }
 
-    std::size_t bring(std::span<transfer> batch, node& to) noexcept {
+    std::size_t bring(std::span<page_move> batch, node& to) noexcept {
         unsigned ready = 0;
-        for (transfer& one : batch) {
+        for (page_move& one : batch) {
             result<frame_record*> taken = frames_.obtain(to, one.moved->va.bytes);
             if (!taken) {
                 break;
@@ -219,7 +219,7 @@ private:
             one.to = *taken;
             ++ready;
         }
-        for (transfer& one : batch.subspan(ready)) {
+        for (page_move& one : batch.subspan(ready)) {
             with(one.moved->lock, [&] { one.moved->end_transit_locked(); });
         }
         if (ready == 0) {
@@ -227,7 +227,7 @@ private:
         }
         static_cast<void>(moves_.move(batch.first(ready), true));
         std::size_t settled = 0;
-        for (const transfer& one : batch.first(ready)) {
+        for (const page_move& one : batch.first(ready)) {
             // Given up because it was used: that is no lack of frames.
             settled += one.outcome || one.outcome.code == errc::busy ? one.bytes : 0;
             to.prefetched_bytes.add(one.outcome ? one.bytes : 0);

@@ -171,7 +171,7 @@ private:
     }
 
     std::size_t free_victims(node& from, std::span<granule*> victims) noexcept {
-        std::array<transfer, max_batch> batch;
+        std::array<page_move, max_batch> batch;
         unsigned count = 0;
         std::size_t won = 0;
         for (granule* victim : victims) {

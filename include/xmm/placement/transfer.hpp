@@ -210,7 +210,7 @@ private:
             with(page.lock, [&] { page.end_transit_locked(); });
             return taken.error();
         }
-        transfer one{.moved = &page, .to = *taken, .is_overwritten = part == va.bytes};
+        page_move one{.moved = &page, .to = *taken, .is_overwritten = part == va.bytes};
         static_cast<void>(moves_.move({&one, 1}, false));
         return one.outcome;
     }

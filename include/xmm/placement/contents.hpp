@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// contents.hpp - what granules in transit hold, brought to their new frames.
+//
+// Model    Copies and fills of a batch that share a queue go down it as one call: a lane. Quiet work yields the
+//          link to faults: in chunks, one mover a queue at a time, until somebody waits for one of its pages.
+// Threads  Any. No lock is held: nobody else changes the frames of a granule in transit.
+// Failure  Each granule of a lane that failed gets the outcome; the others go on.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+
+#include <xmm/mapping/address_space.hpp>
+
+namespace xmm {
+
+inline constexpr unsigned max_batch = 16;
+
+// One granule on its way. The caller has begun its transit and holds the frame.
+struct page_move {
+    granule* moved = nullptr;
+    frame_record* to = nullptr;
+    unsigned accessor = no_slot;  // who gets a mapping at the end; no_slot: nobody
+    access who = access::read_write;
+    bool keeps_copy = false;      // read-mostly: the old frame stays, as the data's home
+    bool is_overwritten = false;  // a first touch that needs no zeroes: all of it is written next
+    std::size_t bytes = 0;        // filled in, as the outcome: `to` may be gone after a failure
+    status outcome{};
+};
+
+class contents {
+public:
+    explicit contents(address_space& space) noexcept : space_{space} {}
+
+    // For each granule without a failure so far: its new frame gets the old one's bytes, or zeroes.
+    void bring(std::span<page_move> batch, bool is_quiet) noexcept {
+        lanes all;
+        unsigned lane_count = 0;
+        for (page_move& one : batch) {
+            if (one.outcome) {
+                add_to_lane(all, lane_count, one);
+            }
+        }
+        std::array<result_ticket, max_batch> points;
+        for (unsigned i = 0; i < lane_count; ++i) {
+            if (is_quiet && !all[i].is_fill) {
+                copy_quietly(all[i]);
+            } else {
+                points[i] = submit(all[i], is_quiet ? all[i].quiet : all[i].urgent);
+            }
+        }
+        for (unsigned i = 0; i < lane_count; ++i) {
+            if (points[i].is_pending) {
+                settle(all[i], all[i].at->driver.wait(points[i].point));
+            }
+        }
+    }
+
+private:
+    // Copies or fills that go down one queue together, as one call.
+    struct lane {
+        node* at = nullptr;
+        queue_id urgent;
+        queue_id quiet;
+        bool is_fill = false;
+        unsigned count = 0;
+        std::array<piece, max_batch> pieces;
+        std::array<page_move*, max_batch> owners;
+
+        [[nodiscard]] bool is_awaited() const noexcept {
+            for (unsigned i = 0; i < count; ++i) {
+                // relaxed: a hint; a late look only delays the change of lanes.
+                if (owners[i]->moved->is_urgent.load(std::memory_order_relaxed)) {
+                    return true;
+                }
+            }
+            return false;
+        }
+    };
+    using lanes = std::array<lane, max_batch>;
+
+    struct result_ticket {
+        ticket point;
+        bool is_pending = false;
+    };
+
+    void add_to_lane(lanes& all, unsigned& lane_count, page_move& one) noexcept {
+        frame_record* from = one.moved->home_frame();
+        node& target = space_.at_slot(one.to->slot);
+        if (from == nullptr && (one.to->backing.zeroed || one.is_overwritten)) {
+            return;
+        }
+        // A device's own queues carry its traffic, both ways; some device's carry what stays on hosts.
+        const bool is_out = from != nullptr && target.is_host && !from->is_host;
+        node* carrier = is_out           ? &space_.at_slot(from->slot)
+                        : target.is_host ? space_.host_carrier()
+                                         : &target;
+        if (carrier == nullptr) {
+            bring_on_host(one, from);
+            return;
+        }
+        const queue_id urgent = carrier->queues[is_out ? node::urgent_out : node::urgent_in];
+        const queue_id quiet = carrier->queues[is_out ? node::quiet_out : node::quiet_in];
+        unsigned i = 0;
+        while (i < lane_count &&
+               !(all[i].urgent == urgent && all[i].is_fill == (from == nullptr))) {
+            ++i;
+        }
+        lane& chosen = all[i];
+        if (i == lane_count) {
+            ++lane_count;
+            chosen.at = carrier;
+            chosen.urgent = urgent;
+            chosen.quiet = quiet;
+            chosen.is_fill = from == nullptr;
+        }
+        const std::size_t bytes = one.to->backing.bytes;
+        const address source = from != nullptr ? from->backing.standing : 0;
+        chosen.pieces[chosen.count] = {{one.to->backing.standing, bytes}, {source, bytes}};
+        chosen.owners[chosen.count++] = &one;
+        count_bytes(one, from);
+    }
+    void count_bytes(const page_move& one, const frame_record* from) noexcept {
+        node& target = space_.at_slot(one.to->slot);
+        (from != nullptr ? target.bytes_in : target.bytes_zeroed).add(one.bytes);
+        if (from != nullptr) {
+            space_.at_slot(from->slot).bytes_out.add(one.bytes);
+        }
+    }
+    // Without any device, host frames are the CPU's own: their standing addresses are plain memory.
+    void bring_on_host(page_move& one, const frame_record* from) noexcept {
+        void* to = to_pointer(one.to->backing.standing);
+        if (from != nullptr) {
+            std::memcpy(to, to_pointer(from->backing.standing), one.bytes);
+        } else {
+            std::memset(to, 0, one.bytes);
+        }
+        count_bytes(one, from);
+    }
+
+    result_ticket submit(lane& one, queue_id queue) noexcept {
+        if (one.is_fill) {
+            std::array<va_range, max_batch> ranges;
+            for (unsigned i = 0; i < one.count; ++i) {
+                ranges[i] = one.pieces[i].to;
+            }
+            return submitted(one, one.at->driver.zero(queue, {ranges.data(), one.count}));
+        }
+        return submitted(one, one.at->driver.memcpy(queue, {one.pieces.data(), one.count}));
+    }
+    result_ticket submitted(lane& one, result<ticket>&& point) noexcept {
+        if (!point) {
+            settle(one, point.error());
+            return {};
+        }
+        return {*point, true};
+    }
+    static void settle(lane& one, status outcome) noexcept {
+        for (unsigned i = 0; i < one.count && !outcome; ++i) {
+            one.owners[i]->outcome = outcome;
+        }
+    }
+
+    // One mover at a time fills a quiet queue, in chunks of about half a millisecond of link time, three in
+    // flight: so a fault finds the link free soon. Once somebody waits for a page of this lane, or while
+    // others have the turn, what is left goes down the urgent queue.
+    void copy_quietly(lane& one) noexcept {
+        const std::size_t chunk = chunk_bytes(one);
+        const bool has_turn = take_turn(one);
+        std::array<ticket, 3> in_flight{};
+        unsigned oldest = 0;
+        for (unsigned i = 0; i < one.count; ++i) {
+            piece left = one.pieces[i];
+            while (!left.to.is_empty()) {
+                const bool is_awaited = !has_turn || one.is_awaited();
+                const std::size_t bytes =
+                    is_awaited ? left.to.bytes : std::min(chunk, left.to.bytes);
+                const piece next{{left.to.begin, bytes}, {left.from.begin, bytes}};
+                left = {{left.to.begin + bytes, left.to.bytes - bytes},
+                        {left.from.begin + bytes, left.from.bytes - bytes}};
+                status outcome = one.at->driver.wait(in_flight[oldest]);
+                if (outcome) {
+                    auto point =
+                        one.at->driver.memcpy(is_awaited ? one.urgent : one.quiet, {&next, 1});
+                    outcome = point ? status{} : point.error();
+                    in_flight[oldest] = point ? *point : ticket{};
+                    oldest = (oldest + 1) % in_flight.size();
+                }
+                if (!outcome) {
+                    one.owners[i]->outcome = outcome;
+                    break;
+                }
+            }
+        }
+        // Before the last chunks have passed, so that the next mover's follow without a gap.
+        if (has_turn) {
+            give_turn(one);
+        }
+        for (ticket point : in_flight) {
+            settle(one, one.at->driver.wait(point));
+        }
+    }
+    static bool is_in(const lane& one) noexcept {
+        return one.quiet == one.at->queues[node::quiet_in];
+    }
+    static detail::futex_word& turn_of(lane& one) noexcept {
+        return one.at->quiet_turns[is_in(one) ? 0 : 1];
+    }
+    // False if a page of the lane is awaited: then it does not wait for its turn.
+    static bool take_turn(lane& one) noexcept {
+        detail::futex_word& turn = turn_of(one);
+        for (;;) {
+            if (one.is_awaited()) {
+                return false;
+            }
+            std::uint32_t nobody = 0;
+            // acquire, and release in give_turn: a pair, though nothing but the turn hangs on it.
+            if (turn.compare_exchange_strong(nobody, 1, std::memory_order_acquire)) {
+                return true;
+            }
+            // Looks up now and then, since who waits for a page does not know of turns.
+            detail::futex_wait_until(turn, 1, detail::monotonic_ns() + 200'000);
+        }
+    }
+    static void give_turn(lane& one) noexcept {
+        turn_of(one).store(0, std::memory_order_release);
+        detail::futex_wake(turn_of(one), 1);
+    }
+    static std::size_t chunk_bytes(const lane& one) noexcept {
+        const node_description& about = one.at->about;
+        const std::uint64_t rate =
+            is_in(one) ? about.link_in_bytes_per_second : about.link_out_bytes_per_second;
+        constexpr std::size_t largest = std::size_t{32} << 20;
+        constexpr std::size_t smallest = std::size_t{512} << 10;
+        return rate == 0 ? largest : std::clamp<std::size_t>(rate / 2000, smallest, largest);
+    }
+
+    address_space& space_;
+};
+
+}  // namespace xmm

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// space_frames.hpp - the port of an extent heap to one device of a space.
+//
+// Model    A reservation is an arena: a region fixed on the device, one granule a slot, whose frames come and
+//          go with map and unmap. So its memory is in the logical map as any other: launches name it,
+//          gmemcpy copies it, reports show it; but no fault fills it and no reclaim takes it.
+//          Frames come from the node's pool and go back there, charged to its ledger.
+// Threads  Any, on distinct slots and frames.
+// Failure  create never reclaims: its caller does, without a lock (reclaimer), and asks again.
+#pragma once
+
+#include <xmm/placement/release.hpp>
+#include <xmm/resources/frame_port.hpp>
+
+namespace xmm {
+
+class space_frames final : public frame_port {
+public:
+    space_frames(address_space& space, mover& moves, releaser& releases, node& device) noexcept
+        : space_{space}, moves_{moves}, releases_{releases}, device_{device} {}
+
+    [[nodiscard]] result<address> reserve(std::size_t bytes,
+                                          std::size_t slot_bytes) noexcept override {
+        result<region*> made = space_.map(bytes, {.granule_bytes = slot_bytes,
+                                                  .alignment = slot_bytes,
+                                                  .preferred = device_.id,
+                                                  .fixed = device_.id,
+                                                  .is_arena = true,
+                                                  .name = "heap"});
+        return made ? result<address>{(*made)->va.begin} : result<address>{made.error()};
+    }
+    void release(va_range reservation) noexcept override {
+        region* leaving = space_.claim_for_unmap(reservation.begin);
+        XMM_ASSERT(leaving != nullptr, "released what was never reserved");
+        static_cast<void>(releases_.release(*leaving));
+    }
+
+    [[nodiscard]] result<port_frame> create(std::size_t bytes) noexcept override {
+        result<frame_record*> taken = device_.pool.take(bytes);
+        return taken ? result<port_frame>{port_frame{*taken}} : result<port_frame>{taken.error()};
+    }
+    void drop(port_frame one, std::size_t) noexcept override {
+        device_.pool.give_back(record_of(one));
+    }
+
+    [[nodiscard]] status map(address slot, port_frame one, std::size_t) noexcept override {
+        granule* page = space_.find(slot);
+        XMM_ASSERT(page != nullptr, "mapped outside of every reservation");
+        return with(page->lock, [&] { return moves_.give_frame_locked(*page, record_of(one)); });
+    }
+    void unmap(address slot, port_frame one, std::size_t) noexcept override {
+        granule* page = space_.find(slot);
+        hold_waiter holders;
+        for (bool is_held = true; is_held;) {
+            is_held = with(page->lock, [&] {
+                if (page->is_held()) {
+                    return true;
+                }
+                [[maybe_unused]] result<frame_record*> taken = moves_.take_frame_locked(*page);
+                XMM_ASSERT(taken && *taken == &record_of(one), "the slot has another frame");
+                return false;
+            });
+            if (is_held) {
+                holders.await(*page);
+            }
+        }
+    }
+
+    [[nodiscard]] result<ticket> record(queue_id queue) noexcept override {
+        return queue == queue_id{} ? result<ticket>{ticket{}} : device_.driver.record(queue);
+    }
+    [[nodiscard]] bool is_done(ticket point) noexcept override {
+        return point.value == 0 || device_.driver.is_done(point);
+    }
+    status wait(ticket point) noexcept override {
+        return point.value == 0 ? status{} : device_.driver.wait(point);
+    }
+
+private:
+    static frame_record& record_of(port_frame one) noexcept {
+        return *static_cast<frame_record*>(one.handle);
+    }
+
+    address_space& space_;
+    mover& moves_;
+    releaser& releases_;
+    node& device_;
+};
+
+}  // namespace xmm

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/os/per_thread.hpp>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+using namespace xmm;
+
+namespace {
+
+struct owner {
+    std::atomic<int> left{0};
+    std::atomic<std::uintptr_t> last{0};
+    thread_items items{[](void* self, void* item) noexcept {
+                           auto& me = *static_cast<owner*>(self);
+                           me.last = reinterpret_cast<std::uintptr_t>(item);
+                           ++me.left;
+                       },
+                       this};
+};
+void* item(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
+
+}  // namespace
+
+TEST_CASE("per_thread: each thread finds its own item, and it is handed back at the thread's end") {
+    owner one;
+    CHECK(one.items.find() == nullptr);
+    REQUIRE(one.items.set(item(1)));
+    CHECK(one.items.find() == item(1));
+    std::thread([&] {
+        CHECK(one.items.find() == nullptr);
+        CHECK(one.items.set(item(2)));
+        CHECK(one.items.set(item(3)));
+        CHECK(one.items.find() == item(3));
+    }).join();
+    CHECK(one.left == 1);
+    CHECK(one.last == 3);
+    CHECK(one.items.find() == item(1));
+}
+
+TEST_CASE("per_thread: an owner that is gone gets nothing back, and the next finds nothing of it") {
+    auto first = std::make_unique<owner>();
+    std::atomic<int> step{0};
+    std::thread other([&] {
+        CHECK(first->items.set(item(1)));
+        step = 1;
+        while (step != 2) {
+            std::this_thread::yield();
+        }
+    });
+    while (step != 1) {
+        std::this_thread::yield();
+    }
+    first.reset();
+    owner second;
+    CHECK(second.items.find() == nullptr);
+    step = 2;
+    other.join();
+    CHECK(second.left == 0);
+}
+
+TEST_CASE("per_thread: any number of owners come and go") {
+    std::thread([] {
+        for (int round = 0; round < 20; ++round) {
+            std::vector<std::unique_ptr<owner>> all;
+            for (std::uintptr_t i = 1; i <= 200; ++i) {
+                all.push_back(std::make_unique<owner>());
+                CHECK(all.back()->items.set(item(i)));
+            }
+            for (std::uintptr_t i = 1; i <= 200; ++i) {
+                CHECK(all[i - 1]->items.find() == item(i));
+            }
+        }
+    }).join();
+}
+
+TEST_CASE("per_thread: threads end while owners are made and destroyed") {
+    owner lasting;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+        threads.emplace_back([&] {
+            for (int i = 0; i < 100; ++i) {
+                owner passing;
+                CHECK(passing.items.set(item(7)));
+                std::thread([&] {
+                    CHECK(lasting.items.set(item(8)));
+                    CHECK(passing.items.set(item(9)));
+                }).join();
+                CHECK(passing.left == 1);
+                CHECK(passing.items.find() == item(7));
+            }
+        });
+    }
+    for (std::thread& one : threads) {
+        one.join();
+    }
+    CHECK(lasting.left == 400);
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// main.cpp - xmm-replay: recorded allocations through named allocators.
+//
+// Model    All input is read and checked before anything runs; runs are spread over threads; files are
+//          written at the end, whole or not at all. Exit status: 0 all replayed, 1 an allocator found no
+//          memory, 2 something that was given cannot be used.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "../demo/format.hpp"
+#include "../demo/png.hpp"
+#include "../demo/progress.hpp"
+#include "../demo/try_write.hpp"
+#include "allocators.hpp"
+#include "backends.hpp"
+#include "generate.hpp"
+#include "options.hpp"
+#include "plot.hpp"
+#include "prices.hpp"
+#include "read_trace.hpp"
+#include "report.hpp"
+#include "run_trace.hpp"
+
+namespace xmm::trace_replay {
+namespace {
+
+void write_file(const std::string& path, const std::string& text) {
+    const std::string partial = path + ".part";
+    std::FILE* file = std::fopen(partial.c_str(), "wb");
+    if (file == nullptr) {
+        throw bad_input(fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
+    }
+    const bool is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    const bool is_closed = std::fclose(file) == 0;
+    if (!is_written || !is_closed || std::rename(partial.c_str(), path.c_str()) != 0) {
+        const int error = errno;
+        std::remove(partial.c_str());
+        throw bad_input(fmt::format("{}: cannot be written: {}", path, std::strerror(error)));
+    }
+}
+
+// Found out before a minute's work.
+void check_output(const std::string& path) {
+    namespace fs = std::filesystem;
+    if (path.empty()) {
+        return;
+    }
+    std::error_code error;
+    const fs::path folder = fs::path{path}.parent_path();
+    if (fs::is_directory(path, error) || fs::path{path}.filename().empty()) {
+        throw bad_input(path + ": is not a name for a file");
+    }
+    if (!folder.empty() && !fs::is_directory(folder, error)) {
+        throw bad_input(path + ": there is no folder " + folder.string());
+    }
+    demo::try_write(folder.empty() ? "." : folder.string());
+}
+
+[[nodiscard]] prices choose_prices(const options& wanted) {
+    if (wanted.prices == "idle") {
+        return prices::idle();
+    }
+    if (wanted.prices == "loaded") {
+        return prices::loaded();
+    }
+    if (wanted.prices == "measured") {
+        return measure_prices(wanted.backend);
+    }
+    return prices::from_json(wanted.prices, read_file(wanted.prices, std::size_t{1} << 20));
+}
+
+// Every file that cannot be used is named, not only the first.
+[[nodiscard]] std::vector<trace> read_all(const options& wanted) {
+    std::vector<trace> out;
+    std::string errors;
+    if (!wanted.traces.empty() || wanted.generated.empty()) {
+        const std::vector<std::string> files = find_traces(wanted.traces);
+        for (const std::string& file : files) {
+            try {
+                for (trace& one : read_traces(file)) {
+                    out.push_back(std::move(one));
+                }
+            } catch (const bad_input& error) {
+                errors += std::string{errors.empty() ? "" : "\nxmm-replay: "} + error.what();
+            }
+        }
+    }
+    if (!errors.empty()) {
+        throw bad_input(errors);
+    }
+    for (const std::string& name : wanted.generated) {
+        out.push_back(generate_trace(name));
+    }
+    return out;
+}
+
+void save_generated(const options& wanted, const std::vector<trace>& traces) {
+    if (wanted.save_folder.empty()) {
+        return;
+    }
+    demo::make_folder(wanted.save_folder);
+    for (const trace& one : traces) {
+        if (one.form == "generated") {
+            std::string name = one.name;
+            std::replace(name.begin(), name.end(), ':', '-');
+            write_file((std::filesystem::path{wanted.save_folder} / (name + ".csv")).string(),
+                       trace_as_csv(one));
+        }
+    }
+}
+
+class replay_all {
+public:
+    replay_all(const options& wanted, const std::vector<trace>& traces, const prices& list)
+        : wanted_{wanted}, traces_{traces}, list_{list} {}
+
+    [[nodiscard]] std::vector<run_result> run() {
+        results_.resize(traces_.size() * wanted_.allocators.size());
+        order_jobs();
+        std::vector<std::thread> workers;
+        const std::size_t count = std::min<std::size_t>(wanted_.jobs, jobs_.size());
+        for (std::size_t i = 0; i < count; ++i) {
+            workers.emplace_back([this] { work(); });
+        }
+        show_progress(count);
+        for (std::thread& one : workers) {
+            one.join();
+        }
+        if (failure_) {
+            std::rethrow_exception(failure_);
+        }
+        return std::move(results_);
+    }
+
+private:
+    // The longest first, so that no thread is left alone with it at the end.
+    void order_jobs() {
+        for (std::size_t i = 0; i < results_.size(); ++i) {
+            jobs_.push_back(i);
+        }
+        std::stable_sort(jobs_.begin(), jobs_.end(), [this](std::size_t a, std::size_t b) {
+            return trace_of(a).events.size() > trace_of(b).events.size();
+        });
+    }
+    [[nodiscard]] const trace& trace_of(std::size_t job) const {
+        return traces_[job / wanted_.allocators.size()];
+    }
+    void work() {
+        try {
+            for (;;) {
+                // relaxed: only the number counts, the jobs were there before the threads
+                const std::size_t next = next_.fetch_add(1, std::memory_order_relaxed);
+                if (next >= jobs_.size()) {
+                    break;
+                }
+                run_job(jobs_[next]);
+            }
+        } catch (...) {
+            const std::lock_guard guard{lock_};
+            failure_ = std::current_exception();
+        }
+        const std::lock_guard guard{lock_};
+        ++finished_;
+        is_finished_.notify_all();
+    }
+    void run_job(std::size_t job) {
+        const std::string& name = wanted_.allocators[job % wanted_.allocators.size()];
+        const replay_backend on{wanted_.backend, wanted_.device_bytes};
+        candidate_options with;
+        with.list = &list_;
+        with.simulation = {
+            wanted_.device_bytes,        wanted_.lag_us, wanted_.may_alias, on.ref(), on.node(),
+            wanted_.prices == "measured"};
+        const auto one = make_candidate(name, with);
+        results_[job] = run_trace(trace_of(job), name, *one, done_);
+        results_[job].source = job / wanted_.allocators.size();
+    }
+    void show_progress(std::size_t threads) {
+        const bool is_shown = !wanted_.is_quiet && isatty(STDERR_FILENO) != 0;
+        std::uint64_t total = 0;
+        for (const std::size_t job : jobs_) {
+            total += trace_of(job).events.size();
+        }
+        demo::progress_bar bar{"replay", total,
+                               is_shown ? demo::progress_style::bar : demo::progress_style::silent};
+        std::unique_lock guard{lock_};
+        while (finished_ < threads) {
+            is_finished_.wait_for(guard, std::chrono::milliseconds{100});
+            // relaxed: a number for the eye
+            bar.show(done_.load(std::memory_order_relaxed));
+        }
+    }
+
+    const options& wanted_;
+    const std::vector<trace>& traces_;
+    const prices& list_;
+    std::vector<run_result> results_;
+    std::vector<std::size_t> jobs_;
+    std::atomic<std::size_t> next_{0};
+    std::atomic<std::uint64_t> done_{0};
+    std::mutex lock_;
+    std::condition_variable is_finished_;
+    std::size_t finished_ = 0;
+    std::exception_ptr failure_;
+};
+
+int run(int count, char** words) {
+    options wanted;
+    if (const auto code = parse_options(count, words, wanted)) {
+        return *code;
+    }
+    check_output(wanted.json_path);
+    check_output(wanted.plot_path);
+    const prices list = choose_prices(wanted);
+    const std::vector<trace> traces = read_all(wanted);
+    save_generated(wanted, traces);
+    const std::vector<run_result> results = replay_all{wanted, traces, list}.run();
+    fmt::print("{}{}", results_table(results), results_legend);
+    if (const std::string sum = summary_table(results); !sum.empty()) {
+        fmt::print("\n{}", sum);
+    }
+    if (!wanted.json_path.empty()) {
+        nlohmann::ordered_json out = nlohmann::ordered_json::array();
+        for (const run_result& one : results) {
+            out.push_back(result_json(one));
+        }
+        write_file(
+            wanted.json_path,
+            out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n');
+    }
+    if (!wanted.plot_path.empty()) {
+        demo::write_png(wanted.plot_path, draw_plot(results));
+    }
+    return std::any_of(results.begin(), results.end(),
+                       [](const run_result& one) { return one.out_of_memory_at.has_value(); })
+               ? 1
+               : 0;
+}
+
+}  // namespace
+}  // namespace xmm::trace_replay
+
+int main(int count, char** words) {
+    try {
+        return xmm::trace_replay::run(count, words);
+    } catch (const xmm::demo::bad_input& error) {
+        fmt::print(stderr, "xmm-replay: {}\n", error.what());
+    } catch (const std::bad_alloc&) {
+        fmt::print(stderr, "xmm-replay: out of host memory\n");
+    } catch (const std::exception& error) {
+        fmt::print(stderr, "xmm-replay: {}\n", error.what());
+    }
+    return 2;
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// read_rmm.hpp - RMM's allocation logs, and those of xmm's logging_resource.
+//
+// Model    Columns are found by their names in the first line: Thread,Time,Action,Pointer,Size,Stream of
+//          today, and Event Type,Device ID,Address,Stream,Size (bytes),...,Start,... of RMM before 0.15,
+//          whose frees have no size. Time is a clock's (the microseconds after a point or a colon) or
+//          seconds; a clock that goes back by more than half a day has passed midnight.
+//          Failed attempts and blocks of no bytes hold no memory and are passed over.
+// Failure  bad_input with file, line and reason.
+#pragma once
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+
+#include "file_bytes.hpp"
+#include "trace.hpp"
+
+namespace xmm::trace_replay {
+
+namespace detail {
+
+struct rmm_columns {
+    static constexpr std::size_t most = 16;
+    static constexpr std::size_t none = most;
+    std::size_t count = 0;
+    std::size_t time = none, action = none, pointer = none, size = none, stream = none;
+    std::size_t device = none;
+    bool is_old = false;
+};
+
+[[nodiscard]] inline std::string_view trim(std::string_view text) noexcept {
+    while (!text.empty() && (text.front() == ' ' || text.front() == '"')) {
+        text.remove_prefix(1);
+    }
+    while (!text.empty() && (text.back() == ' ' || text.back() == '"')) {
+        text.remove_suffix(1);
+    }
+    return text;
+}
+
+// Nothing if the line is not the head of such a log.
+[[nodiscard]] inline std::optional<rmm_columns> find_rmm_columns(std::string_view head) {
+    if (head.starts_with("\xef\xbb\xbf")) {
+        head.remove_prefix(3);
+    }
+    std::array<std::string_view, rmm_columns::most> names;
+    const auto count = split_fields(head, names);
+    if (!count) {
+        return std::nullopt;
+    }
+    rmm_columns out;
+    out.count = *count;
+    for (std::size_t i = 0; i < *count; ++i) {
+        const std::string_view name = trim(names[i]);
+        if (name == "Time" || name == "Start") {
+            out.time = i;
+        } else if (name == "Action" || name == "Event Type") {
+            out.action = i;
+            out.is_old = name == "Event Type";
+        } else if (name == "Pointer" || name == "Address") {
+            out.pointer = i;
+        } else if (name == "Size" || name == "Size (bytes)") {
+            out.size = i;
+        } else if (name == "Stream") {
+            out.stream = i;
+        } else if (name == "Device ID") {
+            out.device = i;
+        }
+    }
+    const bool has_all = out.time != rmm_columns::none && out.action != rmm_columns::none &&
+                         out.pointer != rmm_columns::none && out.size != rmm_columns::none;
+    return has_all ? std::optional{out} : std::nullopt;
+}
+
+// "0x7f...", "7f..." is not decimal either, a plain number, "(nil)" or nothing.
+[[nodiscard]] inline std::uint64_t pointer_field(const line_reader& lines, std::string_view text,
+                                                 const char* name) {
+    if (text.empty() || text == "(nil)" || text == "nullptr") {
+        return 0;
+    }
+    const bool is_hex = text.starts_with("0x") || text.starts_with("0X");
+    const std::string_view digits = is_hex ? text.substr(2) : text;
+    std::uint64_t value = 0;
+    const auto parse = [&](int base) {
+        const auto [stop, error] =
+            std::from_chars(digits.data(), digits.data() + digits.size(), value, base);
+        return error == std::errc{} && stop == digits.data() + digits.size();
+    };
+    if (!(is_hex ? parse(16) : parse(10) || parse(16))) {
+        lines.fail(fmt::format("{} {} is not an address", name, quote(text)));
+    }
+    return value;
+}
+
+// Microseconds since midnight, or since whatever plain seconds count from.
+class rmm_clock {
+public:
+    [[nodiscard]] std::uint64_t read(const line_reader& lines, std::string_view text) {
+        const std::uint64_t day = std::uint64_t{24} * 3600 * 1'000'000;
+        if (text.find(':') == std::string_view::npos) {
+            double seconds = 0;
+            const auto [stop, error] =
+                std::from_chars(text.data(), text.data() + text.size(), seconds);
+            if (error != std::errc{} || stop != text.data() + text.size() ||
+                !(seconds >= 0 && seconds < 1e12)) {
+                bad(lines, text);
+            }
+            return static_cast<std::uint64_t>(std::llround(seconds * 1e6));
+        }
+        const std::uint64_t now = clock_time(lines, text);
+        if (last_ > now && last_ - now > day / 2) {
+            days_ += day;
+        }
+        last_ = now;
+        return days_ + now;
+    }
+
+private:
+    [[noreturn]] static void bad(const line_reader& lines, std::string_view text) {
+        lines.fail(fmt::format("time {} is neither hh:mm:ss.ffffff nor seconds", quote(text)));
+    }
+    [[nodiscard]] static std::uint64_t clock_time(const line_reader& lines, std::string_view text) {
+        const std::string_view whole = text;
+        const std::size_t day = text.find_last_of(" T");  // a date in front is passed over
+        text = day == std::string_view::npos ? text : text.substr(day + 1);
+        std::array<std::uint64_t, 3> parts{};
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+            const auto [stop, error] =
+                std::from_chars(text.data(), text.data() + text.size(), parts[i]);
+            if (error != std::errc{}) {
+                bad(lines, whole);
+            }
+            text.remove_prefix(static_cast<std::size_t>(stop - text.data()));
+            if (i < 2) {
+                if (!text.starts_with(':')) {
+                    bad(lines, whole);
+                }
+                text.remove_prefix(1);
+            }
+        }
+        std::uint64_t fraction = 0;
+        if (!text.empty()) {
+            if (text.front() != '.' && text.front() != ':') {
+                bad(lines, whole);
+            }
+            text.remove_prefix(1);
+            std::uint64_t unit = 100'000;
+            for (const char digit : text) {
+                if (digit < '0' || digit > '9') {
+                    bad(lines, whole);
+                }
+                fraction += unit * static_cast<std::uint64_t>(digit - '0');
+                unit /= 10;
+            }
+        }
+        if (parts[0] > 23 || parts[1] > 59 || parts[2] > 60) {
+            bad(lines, whole);
+        }
+        return ((parts[0] * 60 + parts[1]) * 60 + parts[2]) * 1'000'000 + fraction;
+    }
+
+    std::uint64_t last_ = 0;
+    std::uint64_t days_ = 0;
+};
+
+}  // namespace detail
+
+[[nodiscard]] inline bool is_rmm_log(std::string_view text) {
+    const std::string_view head = text.substr(0, text.find('\n'));
+    return head.size() < line_reader::longest_line &&
+           detail::find_rmm_columns(head.ends_with('\r') ? head.substr(0, head.size() - 1) : head)
+               .has_value();
+}
+
+[[nodiscard]] inline trace read_rmm(const std::string& name, std::string_view text) {
+    line_reader lines{name, text};
+    std::string_view line;
+    const auto columns =
+        lines.next(line) ? detail::find_rmm_columns(line) : std::optional<detail::rmm_columns>{};
+    if (!columns) {
+        throw bad_input(name +
+                        ":1: not the head of an allocation log: expected "
+                        "Thread,Time,Action,Pointer,Size,Stream");
+    }
+    trace_builder out;
+    detail::rmm_clock clock;
+    std::unordered_set<std::uint64_t> empty_blocks;
+    std::optional<std::string_view> device;
+    while (lines.next(line)) {
+        if (line.empty() || line.front() == '#') {
+            continue;
+        }
+        std::array<std::string_view, detail::rmm_columns::most> fields;
+        const auto count = split_fields(line, fields);
+        // Locations of old logs may hold commas; they come last.
+        if (count && *count < columns->count) {
+            lines.fail(
+                fmt::format("{} of the {} fields of the first line", *count, columns->count));
+        }
+        if (!columns->is_old && (!count || *count > columns->count)) {
+            lines.fail(fmt::format("more than the {} fields of the first line", columns->count));
+        }
+        for (std::string_view& field : fields) {
+            field = detail::trim(field);
+        }
+        const std::string_view action = fields[columns->action];
+        const std::uint64_t us = clock.read(lines, fields[columns->time]);
+        const std::uint64_t pointer =
+            detail::pointer_field(lines, fields[columns->pointer], "pointer");
+        const std::uint64_t bytes = decimal_field(lines, fields[columns->size], "size");
+        const std::uint64_t stream =
+            columns->stream == detail::rmm_columns::none
+                ? 0
+                : detail::pointer_field(lines, fields[columns->stream], "stream");
+        if (columns->device != detail::rmm_columns::none) {
+            if (device.value_or(fields[columns->device]) != fields[columns->device]) {
+                lines.fail("more than one device; split the log");
+            }
+            device = fields[columns->device];
+        }
+        trace_builder::outcome why;
+        if (action == "allocate" || action == "Alloc") {
+            if (bytes == 0) {
+                empty_blocks.insert(pointer);
+            } else if (pointer == 0) {
+                lines.fail("an allocation without an address");
+            } else {
+                empty_blocks.erase(pointer);
+                why = out.allocate(pointer, bytes, stream, us);
+            }
+        } else if (action == "free" || action == "Free") {
+            if (!out.is_alive(pointer) && (pointer == 0 || empty_blocks.erase(pointer) != 0)) {
+                continue;
+            }
+            why = out.complete_free(
+                pointer, columns->is_old && bytes == 0 ? std::nullopt : std::optional{bytes},
+                stream, us);
+        } else if (action != "allocate failure") {
+            lines.fail(fmt::format("unknown action {}: expected allocate, allocate failure or free",
+                                   quote(action)));
+        }
+        if (why) {
+            lines.fail(fmt::format("block 0x{:x}: {}", pointer, *why));
+        }
+    }
+    if (out.is_empty()) {
+        throw bad_input(name + ": no allocation in this log");
+    }
+    return std::move(out).finish(name, "rmm");
+}
+
+}  // namespace xmm::trace_replay
