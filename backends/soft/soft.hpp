@@ -20,6 +20,7 @@
 
 #include <xmm/concepts/backend.hpp>
 
+#include "claims.hpp"
 #include "compute.hpp"
 #include "cpu_map.hpp"
 #include "device.hpp"
@@ -80,9 +81,6 @@ public:
             }
         }
         pools_.clear();
-        for (const claim& one : claims_) {
-            unmap(one);
-        }
     }
     driver(const driver&) = delete;
     driver& operator=(const driver&) = delete;
@@ -134,24 +132,18 @@ public:
             "a range is a whole number of pages");
         alignment = alignment < page_bytes ? page_bytes : alignment;
         XMM_ASSERT((alignment & (alignment - 1)) == 0, "an alignment is a power of two");
-        return range.begin == 0 ? propose(range.bytes, alignment) : claim_range(range, alignment);
+        const auto has_mappings = [this](va_range one) { return is_mapped(one); };
+        if (range.begin != 0) {
+            return claims_.add(range, alignment, has_mappings);
+        }
+        return claims_.propose(range.bytes, alignment, has_mappings, [this](va_range one) {
+            return has_hole_maker_ ? cpu_.make_hole(one) : status{};
+        });
     }
     // Nothing is mapped there any more.
     void va_release(va_range range) noexcept {
-        claim found{};
-        with(lock_, [&] {
-            for (claim& one : claims_) {
-                if (one.range == range) {
-                    found = one;
-                    one = claims_.back();
-                    claims_.pop_back();
-                    return;
-                }
-            }
-        });
-        XMM_ASSERT(!found.range.is_empty(), "released a range that is not claimed");
         XMM_ASSERT(!is_mapped(range), "released a range that is still mapped");
-        unmap(found);
+        claims_.remove(range);
     }
 
     [[nodiscard]] result<queue_id> queue_create(node_id node, queue_priority priority) noexcept {
@@ -366,10 +358,6 @@ public:
 private:
     static constexpr std::uint32_t slot_count = 256;
 
-    struct claim {
-        va_range range;
-        va_range reserved;  // empty: somebody else's reservation
-    };
     struct queue_slot {
         std::atomic<std::uint32_t> id{0};  // 0: no queue
         bool is_taken = false;             // under lock_, as is the next
@@ -487,69 +475,6 @@ private:
         }
         return cpu_.table().has_any(range);
     }
-    [[nodiscard]] status add_claim(claim one) noexcept {
-        std::lock_guard hold{lock_};
-        for (const claim& other : claims_) {
-            if (other.range.overlaps(one.range)) {
-                return fail(errc::busy, "the range overlaps one that is claimed");
-            }
-        }
-        if (is_mapped(one.range)) {
-            return fail(errc::busy, "the range has mappings");
-        }
-        try {
-            claims_.push_back(one);
-        } catch (const std::bad_alloc&) {
-            return fail(errc::no_memory, "no memory for a claim");
-        }
-        return {};
-    }
-    [[nodiscard]] result<va_range> claim_range(va_range range, std::size_t alignment) noexcept {
-        if (range.begin % alignment != 0) {
-            return fail(errc::unsupported, "the range is not aligned as asked");
-        }
-        if (range.end() < range.begin || (range.end() - 1) >> address_bits != 0) {
-            return fail(errc::unsupported, "the range lies beyond 48 bits");
-        }
-        if (const status outcome = add_claim({range, {}}); !outcome) {
-            return outcome;
-        }
-        ::madvise(to_pointer(range.begin), range.bytes, MADV_DONTFORK);
-        return range;
-    }
-    [[nodiscard]] result<va_range> propose(std::size_t bytes, std::size_t alignment) noexcept {
-        if (bytes > (std::size_t{1} << address_bits) ||
-            alignment > (std::size_t{1} << address_bits)) {
-            return fail(errc::no_memory, "more than 48 bits of addresses");
-        }
-        void* at = ::mmap(nullptr, bytes + alignment, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (at == MAP_FAILED) {
-            return fail(errc::no_memory, "no address space", errno);
-        }
-        const va_range all{to_address(at), bytes + alignment};
-        const va_range range{align_up(all.begin, alignment), bytes};
-        if (range.begin != all.begin) {
-            ::munmap(at, range.begin - all.begin);
-        }
-        if (range.end() != all.end()) {
-            ::munmap(to_pointer(range.end()), all.end() - range.end());
-        }
-        status outcome = has_hole_maker_ ? cpu_.make_hole(range) : status{};
-        outcome = outcome ? add_claim({range, range}) : outcome;
-        if (!outcome) {
-            ::munmap(to_pointer(range.begin), range.bytes);
-            return outcome;
-        }
-        ::madvise(to_pointer(range.begin), range.bytes, MADV_DONTFORK);
-        return range;
-    }
-    static void unmap(const claim& one) noexcept {
-        if (!one.reserved.is_empty()) {
-            ::munmap(to_pointer(one.reserved.begin), one.reserved.bytes);
-        }
-    }
-
     std::vector<std::unique_ptr<node_memory>>
         memories_;                                  // (C) hosts first, then devices, as the next
     std::vector<std::unique_ptr<device>> devices_;  // (C) nullptr for hosts
@@ -559,8 +484,8 @@ private:
     const std::vector<node_id> device_ids_;
     const std::uint32_t queue_salt_;
     const bool has_hole_maker_;
-    ranked_mutex<lock_rank::backend_queue> lock_;
-    std::vector<claim> claims_;                         // under lock_
+    claim_table claims_;
+    ranked_mutex<lock_rank::backend_queue> lock_;       // of the queues' slots
     std::vector<std::unique_ptr<compute_pool>> pools_;  // (C) by node index
     std::unique_ptr<std::array<queue_slot, slot_count>> slots_;
 };
