@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -93,11 +94,10 @@ result<void*> allocate_zeroed(std::size_t bytes, int32_t node, xmm_queue queue) 
     if (!block || bytes == 0) {
         return block;
     }
-    const result<queue_id> line = queue_book::instance().id_of(queue);
+    const queue_id line = queue_book::instance().id_of(queue).value_or({});
     result<xpu_malloc*> heap = heap_finder::at(node);
     result<device_work> device = work_on((*heap)->node());
-    const status zeroed =
-        device ? device->zero({to_address(*block), bytes}, line.value_or({})) : device.error();
+    const status zeroed = device ? device->zero({to_address(*block), bytes}, line) : device.error();
     if (!zeroed) {
         static_cast<void>((*heap)->deallocate(*block));
         return zeroed;
@@ -139,7 +139,7 @@ result<void*> reallocate(void* block, std::size_t bytes, int32_t node, xmm_queue
         return gone ? result<void*>{nullptr} : result<void*>{gone};
     }
     const int32_t target = node == XMM_DEFAULT_NODE ? old->node.value : node;
-    result<node*> on = heap_finder::node_of(target);
+    result<xmm::node*> on = heap_finder::node_of(target);
     if (!on) {
         return on.error();
     }
