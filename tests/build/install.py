@@ -30,7 +30,7 @@ def installed(work, compiler):
     """The prefix of a fresh installation."""
     prefix = work / "prefix"
     environment = {**os.environ, "CXX": compiler}
-    must_be_off = [f"-D{name}=disabled" for name in ("tests", "perf", "demo")]
+    must_be_off = [*(f"-D{name}=disabled" for name in ("tests", "perf", "demo")), "-Djemalloc=off"]
     tree.must(["meson", "setup", work / "build", tree.ROOT, f"--prefix={prefix}", *must_be_off],
               env=environment)
     tree.must(["meson", "install", "-C", work / "build", "--quiet"], env=environment)

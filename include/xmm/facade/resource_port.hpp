@@ -48,6 +48,9 @@ struct port_functions {
     static status wait(void* self, ticket point) noexcept {
         return driver_of(self, point.queue).wait(point);
     }
+    static result<xpu_malloc*> heap(void* self, node_id node) noexcept {
+        return of(self).heap_of(node);
+    }
     // The driver that has the queue: all devices of a space have one, unless more were attached.
     static backend_ref driver_of(void* self, queue_id queue) noexcept {
         address_space& core = of(self).core;
@@ -62,7 +65,7 @@ struct port_functions {
     }
 
     static constexpr space_table table() noexcept {
-        return {&map, &unmap, &prefetch, &usage, &reach_of, {&record, &is_done, &wait}};
+        return {&map, &unmap, &prefetch, &usage, &reach_of, {&record, &is_done, &wait}, &heap};
     }
 };
 

@@ -71,6 +71,12 @@ public:
         return state_->engine.attach_devices(backend_ref{driver});
     }
 
+    // ---- one malloc for each node
+
+    // The heap of a node, shared by all who ask: blocks in queue order, of device-only memory on a device and
+    // of page-locked memory on a host. It goes with the space.
+    [[nodiscard]] result<xpu_malloc*> heap(node_id node) noexcept { return state_->heap_of(node); }
+
     // ---- memory
 
     // Zero-filled memory for all nodes: whole pages, aligned to at least a page (2 MiB). No frame is taken

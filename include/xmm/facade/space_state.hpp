@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include <xmm/facade/default_devices.hpp>
+#include <xmm/facade/device_heap.hpp>
 #include <xmm/facade/statistics.hpp>
 #include <xmm/placement/engine.hpp>
 
@@ -21,6 +22,9 @@ class space_state {
 public:
     explicit space_state(policy_ref first) noexcept : engine{core, first} {}
     ~space_state() {
+        for (auto& one : heaps_) {
+            one.reset();
+        }
         for (va_range left = core.next_region(0).va; !left.is_empty();
              left = core.next_region(0).va) {
             region* leaving = core.claim_for_unmap(left.begin);
@@ -97,6 +101,21 @@ public:
         return {};
     }
     static bool is_overflowing(va_range range) noexcept { return range.end() < range.begin; }
+
+    // The malloc of a node, made at the first call.
+    [[nodiscard]] result<xpu_malloc*> heap_of(node_id id) noexcept {
+        result<node*> at = check_node(id);
+        if (!at) {
+            return at.error();
+        }
+        std::lock_guard guard{heaps_order_};
+        std::unique_ptr<device_heap>& one = heaps_[(*at)->slot];
+        if (one == nullptr) {
+            one.reset(new (std::nothrow) device_heap{core, engine, **at});
+        }
+        return one != nullptr ? result<xpu_malloc*>{&one->heap()}
+                              : fail(errc::no_memory, "the host has no memory for a heap");
+    }
 
     // ---- what resources ask of a space as well: see space
 
@@ -212,6 +231,9 @@ public:
     std::mutex attach_order;  // taken by attach, before all ranked locks
 
 private:
+    std::mutex heaps_order_;                                     // taken before all ranked locks
+    std::array<std::unique_ptr<device_heap>, max_slots> heaps_;  // by slot; under heaps_order_
+
     bool is_of_another_space(va_range range) noexcept {
         if (core.find(range.begin) != nullptr) {
             return false;

@@ -35,6 +35,16 @@ struct node_counters {
     std::uint64_t moves_given_up = 0;   // optional moves dropped since the page was used meanwhile
 };
 
+// Who holds frames of a node that back nothing needed, beside the pool: a heap.
+class frame_lender {
+public:
+    // Gives up to about that many bytes of frames back to the node's pool; answers how many. No lock is held.
+    virtual std::size_t give_back(std::size_t bytes) noexcept = 0;
+
+protected:
+    ~frame_lender() = default;
+};
+
 struct node {
     // relaxed throughout: counters, nothing hangs on their order.
     struct counter {
@@ -57,6 +67,8 @@ struct node {
     std::array<queue_id, queue_count> queues{};  // (C)  a device's; hosts have none
     frame_pool pool;
     page_list active;
+    std::atomic<frame_lender*> lender{
+        nullptr};  // (A)  asked before pages are demoted; null: nobody
     // (A) whose turn it is to fill the quiet queues, in and out: 1 while one mover does.
     std::array<detail::futex_word, 2> quiet_turns{};
     // (A) reclaims under way, and how many have ended: who finds no victim waits for those of others.

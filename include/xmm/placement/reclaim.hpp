@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // reclaim.hpp - win back frames when a node runs low.
 //
-// Model    A frame is taken from the pool, or created, or won from the oldest mapped pages of the node:
+// Model    A frame is taken from the pool, or created, or won: from heaps that have idle ones, then from the
+//          oldest mapped pages of the node:
 //          clean copies are dropped, the rest is demoted to the nearest host, 32 MiB (of small nodes an
 //          eighth) or one granule at a time. Demoted pages get no CPU mapping until the CPU touches
 //          them. Pinned, fixed, held and moving pages are passed by, and used ones where the device
@@ -109,7 +110,9 @@ public:
 private:
     std::size_t reclaim_counted(node& from, std::size_t wanted) noexcept {
         space_.uses().retire_finished();  // pages of finished kernels may go
-        std::size_t won = 0;
+        // acquire: pairs with the release in device_heap.
+        frame_lender* lender = from.lender.load(std::memory_order_acquire);
+        std::size_t won = lender != nullptr ? lender->give_back(wanted) : 0;
         while (won < wanted) {
             std::array<granule*, max_batch> victims;
             const unsigned count = take_victims(from, wanted - won, victims);

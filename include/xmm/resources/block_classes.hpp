@@ -17,7 +17,7 @@ public:
     static constexpr std::size_t largest_bytes = std::size_t{32} << 10;
     static constexpr unsigned count = 24;
 
-    // The smallest class that holds that many bytes: 1 to largest_bytes.
+    // The smallest class that holds that many bytes: 0 to largest_bytes.
     [[nodiscard]] static constexpr unsigned index_of(std::size_t bytes) noexcept {
         return table[(bytes + unit - 1) / unit];
     }

@@ -25,13 +25,9 @@ public:
     block_marks() = default;
     block_marks(const block_marks&) = delete;
     block_marks& operator=(const block_marks&) = delete;
-    ~block_marks() {
-        if (marks_ != nullptr) {
-            ::munmap(marks_, count());
-        }
-    }
+    ~block_marks() { close(); }
 
-    // For a range of whole units, once. False: no memory.
+    // For a range of whole units, until close(). False: no memory.
     [[nodiscard]] bool open(va_range range) noexcept {
         XMM_ASSERT(range.bytes % block_classes::unit == 0, "marks stand for whole units");
         void* at = ::mmap(nullptr, range.bytes / block_classes::unit, PROT_READ | PROT_WRITE,
@@ -42,6 +38,13 @@ public:
         range_ = range;
         marks_ = static_cast<mark*>(at);
         return true;
+    }
+    void close() noexcept {
+        if (marks_ != nullptr) {
+            ::munmap(marks_, count());
+            marks_ = nullptr;
+            range_ = {};
+        }
     }
     [[nodiscard]] va_range range() const noexcept { return range_; }
 
@@ -54,14 +57,18 @@ public:
     void give(address at, unsigned block_class) noexcept {
         set(at, static_cast<std::uint8_t>(is_given | (block_class + 1)));
     }
-    // The class of the block that begins there, which the program has no more; -1 if it had none.
-    [[nodiscard]] int take(address at) noexcept {
+    // The class of the block in the program's hands that begins there; -1 if there is none.
+    [[nodiscard]] int peek(address at) const noexcept {
         const std::uint8_t now = at % block_classes::unit == 0 ? get(at) : std::uint8_t{0};
-        if ((now & is_given) == 0) {
-            return -1;
+        return (now & is_given) == 0 ? -1 : (now & ~is_given) - 1;
+    }
+    // The same, and the program has it no more.
+    [[nodiscard]] int take(address at) noexcept {
+        const int block_class = peek(at);
+        if (block_class >= 0) {
+            enter(at, static_cast<unsigned>(block_class));
         }
-        set(at, static_cast<std::uint8_t>(now & ~is_given));
-        return (now & ~is_given) - 1;
+        return block_class;
     }
     // The block in the program's hands around an address; empty if there is none.
     [[nodiscard]] va_range find(address at) const noexcept {

@@ -7,6 +7,8 @@
 //          A block given back on a queue is reused at once by that queue, and by others once the queue
 //          has passed that point. Blocks above a quarter of a chunk go straight to the upstream.
 //          Chunks return to the upstream in release() or with the pool.
+//          Over a device_resource of a space the blocks are the device's own malloc's (xpu_malloc), under a tag of
+//          the pool's; what follows is for every other upstream.
 // Threads  Any. One lock per size guards its list, one the chunks; none is held during an upstream call.
 // Failure  When the upstream has no memory, blocks still waiting for a queue are waited for first.
 #pragma once
@@ -14,11 +16,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <optional>
+#include <type_traits>
 #include <vector>
 
 #include <xmm/core/lock.hpp>
+#include <xmm/resources/heap_resource.hpp>
 #include <xmm/resources/memory_resource.hpp>
 #include <xmm/resources/size_classes.hpp>
+#include <xmm/resources/space_resource.hpp>
 
 namespace xmm {
 
@@ -45,6 +51,11 @@ public:
         if (options.chunk_bytes < least_chunk_bytes) {
             throw std::invalid_argument{"xmm::pool_resource: chunks below 64 KiB serve nobody"};
         }
+        if constexpr (std::is_same_v<Upstream, device_resource>) {
+            if (result<xpu_malloc*> found = upstream.space().heap(upstream.node())) {
+                heap_.emplace(**found, upstream.queues(), (*found)->make_tag());
+            }
+        }
     }
     ~pool_resource() override { release(); }
 
@@ -54,6 +65,10 @@ public:
 
     // Gives all chunks back; no block of the pool is in use any more, on the CPU or on a queue.
     void release() noexcept {
+        if (heap_) {
+            heap_->heap().release(heap_->tag());
+            return;
+        }
         for (std::size_t index = 0; index < class_count_; ++index) {
             size_list& list = lists_[index];
             with(list.lock, [&] {
@@ -71,6 +86,9 @@ public:
     }
     // The bytes of all chunks.
     [[nodiscard]] std::size_t reserved_bytes() const noexcept {
+        if (heap_) {
+            return heap_->heap().reserved_bytes(heap_->tag());
+        }
         return with(chunks_lock_, [&] {
             std::size_t sum = 0;
             for (const chunk& one : chunks_) {
@@ -110,6 +128,9 @@ private:
         return bytes <= largest_bytes_ && alignment <= chunk_alignment;
     }
     void* do_allocate_on(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+        if (heap_) {
+            return heap_->allocate(stream, bytes, alignment);
+        }
         if (!is_pooled(bytes, alignment)) {
             return upstream_.allocate(stream, bytes, alignment);
         }
@@ -130,6 +151,10 @@ private:
     }
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t bytes,
                           std::size_t alignment) noexcept override {
+        if (heap_) {
+            heap_->deallocate(stream, pointer, bytes, alignment);
+            return;
+        }
         if (!is_pooled(bytes, alignment)) {
             upstream_.deallocate(stream, pointer, bytes, alignment);
             return;
@@ -267,7 +292,8 @@ private:
     std::size_t class_count_;
     std::unique_ptr<size_list[]> lists_;
     mutable ranked_mutex<lock_rank::leaf> chunks_lock_;
-    std::vector<chunk> chunks_;  // under chunks_lock_
+    std::vector<chunk> chunks_;          // under chunks_lock_
+    std::optional<heap_resource> heap_;  // instead of all that, see above
 };
 
 }  // namespace xmm

@@ -28,6 +28,8 @@ struct queue_table {
     status (*wait)(void* self, ticket point) noexcept;
 };
 
+class xpu_malloc;
+
 struct space_table {
     result<void*> (*map)(void* self, const page_request& request) noexcept;  // zero-filled
     status (*unmap)(void* self, void* pointer) noexcept;                     // the start of a map
@@ -36,6 +38,8 @@ struct space_table {
     resource_usage (*usage)(void* self, node_id node) noexcept;
     reach (*reach_of)(void* self, node_id node) noexcept;  // host, device; none: no such node
     queue_table queues;
+    // The malloc of a node; null where there is none behind this port.
+    result<xpu_malloc*> (*heap)(void* self, node_id node) noexcept = nullptr;
 };
 
 class queue_port {
@@ -79,6 +83,12 @@ public:
         return table_->reach_of(self_, node);
     }
     [[nodiscard]] queue_port queues() const noexcept { return {self_, table_->queues}; }
+    // unsupported where there is none.
+    [[nodiscard]] result<xpu_malloc*> heap(node_id node) const noexcept {
+        return table_->heap != nullptr
+                   ? table_->heap(self_, node)
+                   : result<xpu_malloc*>{fail(errc::unsupported, "no heap behind this port")};
+    }
 
 private:
     void* self_ = nullptr;

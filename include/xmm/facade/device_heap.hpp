@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// device_heap.hpp - the malloc of one node of a space.
+//
+// Model    The heap, the port through which it gets frames of the space, and the two ways of help in need: the
+//          heap asks placement to demote unified memory, placement asks the heap for frames that lie idle.
+// Threads  Any.
+#pragma once
+
+#include <xmm/placement/engine.hpp>
+#include <xmm/resources/space_frames.hpp>
+#include <xmm/resources/xpu_malloc.hpp>
+
+namespace xmm {
+
+class device_heap final : public frame_lender {
+public:
+    device_heap(address_space& core, placement_engine& engine, xmm::node& at)
+        : engine_{engine},
+          node_{at},
+          port_{core, engine.moves, engine.releases, at},
+          heap_{port_, at.id, {}, {this, &reclaim}} {
+        // release: pairs with the acquire in reclaimer; the heap is complete.
+        node_.lender.store(this, std::memory_order_release);
+    }
+    // No thread is in a call of the space any more.
+    ~device_heap() { node_.lender.store(nullptr, std::memory_order_relaxed); }
+
+    [[nodiscard]] xpu_malloc& heap() noexcept { return heap_; }
+
+    std::size_t give_back(std::size_t bytes) noexcept override {
+        const std::size_t idle = heap_.frames().idle_bytes();
+        return heap_.frames().trim(idle > bytes ? idle - bytes : 0);
+    }
+
+private:
+    static std::size_t reclaim(void* self, std::size_t bytes) noexcept {
+        auto& me = *static_cast<device_heap*>(self);
+        return me.engine_.frames.reclaim(me.node_, bytes);
+    }
+
+    placement_engine& engine_;
+    xmm::node& node_;
+    space_frames port_;
+    xpu_malloc heap_;
+};
+
+}  // namespace xmm

@@ -1,0 +1,734 @@
+// SPDX-License-Identifier: Apache-2.0
+// device_frames.hpp - the frames of one device, under all its heaps: they follow demand.
+//
+// Model    acquire counts a block on each slot that a range overlaps and sees that each has a frame; release
+//          takes the block off, and leaves the frame where it is. While the device holds no more than its
+//          budget - the peak of live bytes and a little slack - a missing frame is created; beyond, the frame
+//          that has been idle longest is taken from its slot, whichever heap's that is. A frame of another
+//          queue is taken only when that queue's work up to the slot's last use is done.
+// Threads  Any. Ranges whose slots have frames need the user's lock only. Giving and taking frames is under
+//          one lock of rank device_frames; other users' locks are only tried there. Waiting for a queue is
+//          outside of it.
+// Failure  no_memory when the port has neither address space nor frames: then nothing was acquired, and
+//          frames created on the way are dropped again.
+// See      slot_span.hpp, frame_port.hpp.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <xmm/core/lock.hpp>
+#include <xmm/core/status.hpp>
+#include <xmm/core/types.hpp>
+#include <xmm/resources/frame_port.hpp>
+#include <xmm/resources/slot_span.hpp>
+
+namespace xmm {
+
+struct device_frames_options {
+    // How far above the peak of live bytes frames are created rather than taken; in 1/1024.
+    std::uint32_t slack = 8;
+};
+
+struct frame_counts {
+    std::size_t reserved_bytes = 0;  // of frames that exist
+    std::size_t reserved_peak = 0;
+    std::size_t live_bytes = 0;  // as told by add_live
+    std::size_t live_peak = 0;
+    std::uint64_t created = 0;
+    std::uint64_t dropped = 0;
+    std::uint64_t moved = 0;  // taken from an idle slot for another one
+    std::uint64_t waits = 0;  // for a queue, before a frame could be taken
+    std::size_t moved_bytes = 0;
+};
+
+class device_frames {
+public:
+    using options = device_frames_options;
+
+    explicit device_frames(frame_port& port, options chosen = {}) noexcept
+        : port_{&port}, options_{chosen} {}
+    device_frames(const device_frames&) = delete;
+    device_frames& operator=(const device_frames&) = delete;
+    ~device_frames() { XMM_ASSERT(users_ == nullptr, "a heap outlives the frames of its device"); }
+
+    // Address space in slots of slot_bytes, a power of two from 2 to 512 MiB; no frame yet. The span belongs to
+    // the user, whose lock is held.
+    [[nodiscard]] result<slot_span*> reserve_locked(frame_user& user, std::size_t bytes,
+                                                    std::size_t slot_bytes) noexcept;
+    // The same with a user, and so a lock, of the span's own.
+    [[nodiscard]] result<slot_span*> reserve(std::size_t bytes, std::size_t slot_bytes,
+                                             queue_id queue, std::uint32_t tag = 0) noexcept;
+    // No block overlaps it any more. Waits for its queue where a frame is still in use.
+    void release_locked(slot_span* span) noexcept;
+    void release(slot_span* span) noexcept;
+
+    // Each slot that the range overlaps has a frame until the range is released. Ranges that share a slot are
+    // counted; they may not overlap.
+    [[nodiscard]] status acquire_locked(slot_span& span, va_range range) noexcept {
+        const std::size_t first = span.slot_of(range.begin);
+        const std::size_t last = span.slot_of(range.end() - 1);
+        XMM_ASSERT(!range.is_empty() && span.range().contains(range), "not a range of this span");
+        span.add_block(first, last);
+        if (span.missing(range) == 0) {
+            return {};
+        }
+        const status given = give(span, first, last, range.bytes);
+        if (!given) {
+            span.drop_block(first, last, next_stamp(span));
+        }
+        return given;
+    }
+    // The work that used the range was submitted to the span's queue, or is done.
+    void release_locked(slot_span& span, va_range range) noexcept {
+        XMM_ASSERT(!range.is_empty() && span.range().contains(range), "not a range of this span");
+        span.drop_block(span.slot_of(range.begin), span.slot_of(range.end() - 1), next_stamp(span));
+    }
+    [[nodiscard]] status acquire(slot_span& span, va_range range) noexcept {
+        return with(span.user().lock(), [&] { return acquire_locked(span, range); });
+    }
+    void release(slot_span& span, va_range range) noexcept {
+        with(span.user().lock(), [&] { release_locked(span, range); });
+    }
+
+    // Drops idle frames, the longest idle first, until at most keep_bytes are left or none is idle. Waits for
+    // queues. Answers how many bytes it dropped. The second form asks users with this tag only.
+    std::size_t trim(std::size_t keep_bytes) noexcept { return trim_where(keep_bytes, nullptr); }
+    std::size_t trim(std::size_t keep_bytes, std::uint32_t tag) noexcept {
+        return trim_where(keep_bytes, &tag);
+    }
+
+    // Live bytes came (or went): what users asked for, not what it costs. The budget follows their peak.
+    void add_live(std::ptrdiff_t bytes) noexcept {
+        // relaxed, both: the budget is a measure, nothing is published by it.
+        const auto change = static_cast<std::size_t>(bytes);
+        const std::size_t now = live_.fetch_add(change, std::memory_order_relaxed) + change;
+        if (bytes > 0) {
+            std::size_t peak = live_peak_.load(std::memory_order_relaxed);
+            while (now > peak &&
+                   !live_peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+            }
+        }
+    }
+    [[nodiscard]] std::size_t live_peak() const noexcept {
+        return live_peak_.load(std::memory_order_relaxed);  // relaxed: a measure
+    }
+    [[nodiscard]] frame_counts counts() const noexcept {
+        return with(lock_, [&] {
+            frame_counts counts = counts_;
+            counts.live_bytes = live_.load(std::memory_order_relaxed);  // relaxed: a measure
+            counts.live_peak = live_peak();
+            return counts;
+        });
+    }
+    // Every slot with a frame is counted once, and no frame is lost. Takes each user's lock: none is held.
+    [[nodiscard]] bool is_valid() const noexcept;
+
+    [[nodiscard]] frame_port& port() const noexcept { return *port_; }
+
+private:
+    struct idle_slot {
+        std::uint64_t stamp;
+        slot_span* span;
+        std::size_t slot;
+        // For a heap whose front is the slot that has been idle longest.
+        friend bool operator<(const idle_slot& a, const idle_slot& b) noexcept {
+            return a.stamp > b.stamp;
+        }
+    };
+    // A frame that went to another slot of its user while work may still use its old mapping.
+    struct stale_mapping {
+        slot_span* span;
+        std::size_t slot;
+        port_frame frame;
+        std::uint64_t stamp;
+    };
+    enum class outcome { done, wait, none };
+    // Of one call of give or trim.
+    struct errand {
+        frame_user* own = nullptr;           // its lock is held
+        const std::uint32_t* tag = nullptr;  // ask users with this tag only
+        std::size_t slot_bytes = 0;          // the size that can be taken as it is
+        std::size_t limit = 0;
+        bool is_listed = false;
+        bool has_skipped = false;  // a user was busy
+        unsigned retries = 0;
+        ticket until;  // to wait for; value 0: try again
+        status why;
+    };
+    static constexpr unsigned most_retries = 64;
+    static constexpr std::uint64_t just_created = ~std::uint64_t{0};  // a stamp, within one call
+
+    [[nodiscard]] std::uint64_t next_stamp(slot_span& span) noexcept {
+        // The epoch in front makes stamps of several users comparable. relaxed: only a rough order hangs on it.
+        frame_user& user = *span.user_;
+        const std::uint64_t epoch = std::uint64_t{epoch_.load(std::memory_order_relaxed)} << 32;
+        user.stamp_ = std::max(user.stamp_ + 1, epoch);
+        return user.stamp_;
+    }
+    [[nodiscard]] std::size_t limit_for(std::size_t asked) const noexcept {
+        const std::size_t peak =
+            std::max(live_peak(), live_.load(std::memory_order_relaxed) + asked);
+        return peak + static_cast<std::size_t>(static_cast<double>(peak) * options_.slack / 1024);
+    }
+
+    status give(slot_span& span, std::size_t first, std::size_t last, std::size_t asked) noexcept;
+    outcome give_one_locked(slot_span& span, std::size_t slot, errand& job) noexcept;
+    outcome take_locked(errand& job, idle_slot& from, port_frame& taken) noexcept;
+    outcome create_locked(errand& job, std::size_t bytes, port_frame& made) noexcept;
+    outcome drop_coldest_locked(errand& job, std::vector<idle_slot>& from) noexcept;
+    void take_back_locked(slot_span& span, std::size_t first, std::size_t last) noexcept;
+    std::size_t trim_where(std::size_t keep_bytes, const std::uint32_t* tag) noexcept;
+    status pause(errand& job) noexcept;
+
+    void list_idle_locked(errand& job) noexcept;
+    bool claim_locked(const idle_slot& victim, errand& job, port_frame& taken) noexcept;
+    bool is_finished_locked(frame_user& user, std::uint64_t stamp, ticket& until) noexcept;
+    bool end_stale_locked(std::size_t index, ticket& until) noexcept;
+    bool end_stale_at_locked(const slot_span& span, std::size_t slot, ticket& until) noexcept;
+    bool end_stale_of_locked(port_frame frame, ticket& until) noexcept;
+    void end_finished_stale_locked() noexcept;
+    void drop_locked(port_frame frame, std::size_t bytes) noexcept {
+        port_->drop(frame, bytes);
+        counts_.reserved_bytes -= bytes;
+        ++counts_.dropped;
+    }
+
+    mutable ranked_mutex<lock_rank::device_frames> lock_;
+    frame_port* const port_;
+    const options options_;
+    frame_user* users_ = nullptr;  // guarded by lock_, as all below
+    frame_counts counts_;
+    std::vector<idle_slot> idle_;    // what list_idle_locked found, of the size that is wanted
+    std::vector<idle_slot> others_;  // of other sizes
+    std::vector<stale_mapping> stale_;
+    std::atomic<std::uint32_t> epoch_{0};  // counts the calls that gave frames
+    alignas(64) std::atomic<std::size_t> live_{0};
+    std::atomic<std::size_t> live_peak_{0};
+};
+
+// ---- reservations
+
+inline result<slot_span*> device_frames::reserve_locked(frame_user& user, std::size_t bytes,
+                                                        std::size_t slot_bytes) noexcept {
+    XMM_ASSERT(std::has_single_bit(slot_bytes) && slot_bytes >= page_bytes &&
+                   slot_bytes <= largest_frame_bytes,
+               "not a size of a slot");
+    bytes = align_up(bytes, slot_bytes);
+    result<address> base = port_->reserve(bytes, slot_bytes);
+    if (!base) {
+        return base.error();
+    }
+    const va_range range{*base, bytes};
+    const auto shift = static_cast<unsigned>(std::countr_zero(slot_bytes));
+    std::unique_ptr<slot_span> span{new (std::nothrow) slot_span{user, range, shift}};
+    if (!span || !span->make_slots()) {
+        port_->release(range);
+        return fail(errc::no_memory, "no memory for the records of slots");
+    }
+    with(lock_, [&] {
+        if (user.spans_ == nullptr) {
+            user.next_ = users_;
+            users_ = &user;
+        }
+        span->next_ = user.spans_;
+        user.spans_ = span.get();
+    });
+    return span.release();
+}
+
+inline result<slot_span*> device_frames::reserve(std::size_t bytes, std::size_t slot_bytes,
+                                                 queue_id queue, std::uint32_t tag) noexcept {
+    std::unique_ptr<frame_user> user{new (std::nothrow) frame_user{queue, tag}};
+    if (!user) {
+        return fail(errc::no_memory, "no memory for the records of slots");
+    }
+    result<slot_span*> span =
+        with(user->lock(), [&] { return reserve_locked(*user, bytes, slot_bytes); });
+    if (span) {
+        (*span)->own_user_ = std::move(user);
+    }
+    return span;
+}
+
+inline void device_frames::release_locked(slot_span* span) noexcept {
+    std::unique_ptr<slot_span> gone{span};
+    frame_user& user = *span->user_;
+    errand job;
+    job.own = &user;
+    for (bool is_empty = false; !is_empty;) {
+        is_empty = true;
+        with(lock_, [&] {
+            user.listed_ = user.stamp_;
+            for (std::size_t slot = 0; slot < span->count_; ++slot) {
+                XMM_ASSERT(span->blocks_[slot] == 0, "a span is released with a block in it");
+                if (span->stale_[slot] && !end_stale_at_locked(*span, slot, job.until)) {
+                    is_empty = false;
+                } else if (span->has_frame(slot)) {
+                    const port_frame frame = span->frames_[slot];
+                    if (!is_finished_locked(user, span->stamps_[slot], job.until) ||
+                        !end_stale_of_locked(frame, job.until)) {
+                        is_empty = false;
+                        continue;
+                    }
+                    port_->unmap(span->slot_begin(slot), frame, span->slot_bytes());
+                    drop_locked(frame, span->slot_bytes());
+                    span->clear_mapped(slot);
+                    span->frames_[slot] = {};
+                }
+            }
+            if (is_empty) {
+                slot_span** link = &user.spans_;
+                while (*link != span) {
+                    link = &(*link)->next_;
+                }
+                *link = span->next_;
+                if (user.spans_ == nullptr) {
+                    frame_user** at = &users_;
+                    while (*at != &user) {
+                        at = &(*at)->next_;
+                    }
+                    *at = user.next_;
+                }
+            }
+        });
+        if (!is_empty && !pause(job)) {
+            // The queue is lost: nothing of it runs any more.
+            with(lock_, [&] { user.done_ = user.stamp_; });
+        }
+    }
+    port_->release(span->range_);
+}
+
+inline void device_frames::release(slot_span* span) noexcept {
+    const std::unique_ptr<frame_user> own = std::move(span->own_user_);  // outlives its lock
+    with(span->user().lock(), [&] { release_locked(span); });
+}
+
+// ---- giving frames
+
+inline status device_frames::give(slot_span& span, std::size_t first, std::size_t last,
+                                  std::size_t asked) noexcept {
+    errand job;
+    job.own = span.user_;
+    job.slot_bytes = span.slot_bytes();
+    for (;;) {
+        outcome end = outcome::done;
+        with(lock_, [&] {
+            epoch_.fetch_add(1, std::memory_order_relaxed);  // relaxed: see next_stamp
+            end_finished_stale_locked();
+            job.limit = limit_for(asked);
+            job.is_listed = false;
+            for (std::size_t slot = span.next(first, last + 1, false);
+                 slot <= last && end == outcome::done;
+                 slot = span.next(slot + 1, last + 1, false)) {
+                end = give_one_locked(span, slot, job);
+            }
+            if (end == outcome::none) {
+                take_back_locked(span, first, last);
+            } else if (end == outcome::done) {
+                std::replace(&span.stamps_[first], &span.stamps_[last] + 1, just_created,
+                             std::uint64_t{0});
+            }
+        });
+        if (end == outcome::done) {
+            return {};
+        }
+        if (end == outcome::none) {
+            return job.why;
+        }
+        if (const status waited = pause(job); !waited) {
+            with(lock_, [&] { take_back_locked(span, first, last); });
+            return waited;
+        }
+    }
+}
+
+inline device_frames::outcome device_frames::give_one_locked(slot_span& span, std::size_t slot,
+                                                             errand& job) noexcept {
+    if (span.stale_[slot] && !end_stale_at_locked(span, slot, job.until)) {
+        return outcome::wait;
+    }
+    const std::size_t bytes = span.slot_bytes();
+    port_frame frame;
+    idle_slot from{0, nullptr, 0};
+    job.why = {};
+    if (counts_.reserved_bytes < job.limit) {
+        if (result<port_frame> made = port_->create(bytes)) {
+            frame = *made;
+        } else {
+            job.why = made.error();
+        }
+    }
+    if (!frame) {
+        const outcome taken = take_locked(job, from, frame);
+        if (taken == outcome::wait) {
+            return taken;
+        }
+        if (taken == outcome::none) {
+            const outcome made = create_locked(job, bytes, frame);
+            if (made != outcome::done) {
+                return made;
+            }
+        }
+    }
+    const bool is_created = from.span == nullptr;
+    if (is_created) {
+        counts_.reserved_bytes += bytes;
+        counts_.reserved_peak = std::max(counts_.reserved_peak, counts_.reserved_bytes);
+        ++counts_.created;
+    }
+    if (const status mapped = port_->map(span.slot_begin(slot), frame, bytes); !mapped) {
+        job.why = mapped;
+        if (!is_created && from.span->stale_[from.slot]) {
+            // It is still mapped where it was: there it stays.
+            stale_.pop_back();
+            from.span->stale_[from.slot] = false;
+            from.span->frames_[from.slot] = frame;
+            from.span->set_mapped(from.slot);
+        } else {
+            // Older mappings of it are of work that is done, or it could not have been taken.
+            ticket until;
+            (void)end_stale_of_locked(frame, until);
+            drop_locked(frame, bytes);
+        }
+        return outcome::none;
+    }
+    if (!is_created) {
+        ++counts_.moved;
+        counts_.moved_bytes += bytes;
+    }
+    span.frames_[slot] = frame;
+    span.stamps_[slot] = is_created ? just_created : 0;
+    span.set_mapped(slot);
+    return outcome::done;
+}
+
+// The frame that has been idle longest, of the wanted size; those whose queue is done come first.
+inline device_frames::outcome device_frames::take_locked(errand& job, idle_slot& from,
+                                                         port_frame& taken) noexcept {
+    list_idle_locked(job);
+    ticket until;
+    bool has_unfinished = false;
+    while (!idle_.empty()) {
+        std::pop_heap(idle_.begin(), idle_.end());
+        const idle_slot victim = idle_.back();
+        idle_.pop_back();
+        frame_user& user = *victim.span->user_;
+        ticket point;
+        const bool is_finished = is_finished_locked(user, victim.stamp, point);
+        const bool is_aliased = !is_finished && &user == job.own && port_->can_alias() &&
+                                stale_.size() < stale_.capacity();
+        if (!is_finished && !is_aliased) {
+            until = has_unfinished ? until : point;
+            has_unfinished = true;
+            continue;
+        }
+        if (!claim_locked(victim, job, taken)) {
+            continue;
+        }
+        if (is_aliased) {
+            stale_.push_back({victim.span, victim.slot, taken, victim.stamp});
+            victim.span->stale_[victim.slot] = true;
+        } else {
+            port_->unmap(victim.span->slot_begin(victim.slot), taken, victim.span->slot_bytes());
+        }
+        from = victim;
+        return outcome::done;
+    }
+    if (has_unfinished) {
+        job.until = until;
+        return until.value != 0 || job.retries < most_retries ? outcome::wait : outcome::none;
+    }
+    return outcome::none;
+}
+
+// No frame of the wanted size is idle: idle ones of other sizes make room, as far as there are any.
+inline device_frames::outcome device_frames::create_locked(errand& job, std::size_t bytes,
+                                                           port_frame& made) noexcept {
+    for (;;) {
+        const bool has_room = counts_.reserved_bytes < job.limit && job.why.is_ok();
+        const outcome dropped = has_room ? outcome::none : drop_coldest_locked(job, others_);
+        if (dropped == outcome::wait) {
+            return dropped;
+        }
+        if (dropped == outcome::none && !has_room && job.has_skipped &&
+            job.retries < most_retries) {
+            job.until = {};
+            return outcome::wait;
+        }
+        if (dropped == outcome::none || !job.why.is_ok()) {
+            if (result<port_frame> one = port_->create(bytes)) {
+                made = *one;
+                job.why = {};
+                return outcome::done;
+            } else {
+                job.why = one.error();
+            }
+            if (dropped == outcome::none && others_.empty()) {
+                return outcome::none;
+            }
+        }
+    }
+}
+
+inline device_frames::outcome device_frames::drop_coldest_locked(
+    errand& job, std::vector<idle_slot>& from) noexcept {
+    bool has_unfinished = false;
+    ticket until;
+    while (!from.empty()) {
+        std::pop_heap(from.begin(), from.end());
+        const idle_slot victim = from.back();
+        from.pop_back();
+        ticket point;
+        port_frame taken;
+        const bool is_finished = is_finished_locked(*victim.span->user_, victim.stamp, point) &&
+                                 end_stale_of_locked(victim.span->frames_[victim.slot], point);
+        if (!is_finished) {
+            until = has_unfinished ? until : point;
+            has_unfinished = true;
+        } else if (claim_locked(victim, job, taken)) {
+            port_->unmap(victim.span->slot_begin(victim.slot), taken, victim.span->slot_bytes());
+            drop_locked(taken, victim.span->slot_bytes());
+            return outcome::done;
+        }
+    }
+    if (has_unfinished && (until.value != 0 || job.retries < most_retries)) {
+        job.until = until;
+        return outcome::wait;
+    }
+    return outcome::none;
+}
+
+// A failed give: what it created goes again. What it took from idle slots stays, idle, where it is now.
+inline void device_frames::take_back_locked(slot_span& span, std::size_t first,
+                                            std::size_t last) noexcept {
+    for (std::size_t slot = first; slot <= last; ++slot) {
+        if (span.has_frame(slot) && span.stamps_[slot] == just_created) {
+            port_->unmap(span.slot_begin(slot), span.frames_[slot], span.slot_bytes());
+            drop_locked(span.frames_[slot], span.slot_bytes());
+            span.frames_[slot] = {};
+            span.clear_mapped(slot);
+        }
+    }
+}
+
+inline std::size_t device_frames::trim_where(std::size_t keep_bytes,
+                                             const std::uint32_t* tag) noexcept {
+    errand job;
+    job.tag = tag;
+    std::size_t dropped = 0;
+    for (;;) {
+        outcome end = outcome::none;
+        with(lock_, [&] {
+            end_finished_stale_locked();
+            job.is_listed = false;
+            list_idle_locked(job);
+            while (counts_.reserved_bytes > keep_bytes) {
+                const std::size_t before = counts_.reserved_bytes;
+                end = drop_coldest_locked(job, others_);
+                if (end != outcome::done) {
+                    break;
+                }
+                dropped += before - counts_.reserved_bytes;
+                end = outcome::none;
+            }
+            if (end == outcome::none && counts_.reserved_bytes > keep_bytes && job.has_skipped &&
+                job.retries < most_retries) {
+                job.until = {};
+                end = outcome::wait;
+            }
+        });
+        if (end != outcome::wait || !pause(job)) {
+            return dropped;
+        }
+    }
+}
+
+inline status device_frames::pause(errand& job) noexcept {
+    if (job.until.value != 0) {
+        with(lock_, [&] { ++counts_.waits; });
+        return port_->wait(job.until);
+    }
+    ++job.retries;
+    std::this_thread::yield();
+    return {};
+}
+
+// ---- idle slots, and what may still use them
+
+inline void device_frames::list_idle_locked(errand& job) noexcept {
+    if (job.is_listed) {
+        return;
+    }
+    job.is_listed = true;
+    job.has_skipped = false;
+    idle_.clear();
+    others_.clear();
+    for (frame_user* user = users_; user != nullptr; user = user->next_) {
+        if (job.tag != nullptr && user->tag_ != *job.tag) {
+            continue;
+        }
+        const bool is_own = user == job.own;
+        if (!is_own && !user->lock_.try_lock()) {
+            job.has_skipped = true;
+            continue;
+        }
+        user->listed_ = user->stamp_;
+        for (slot_span* span = user->spans_; span != nullptr; span = span->next_) {
+            std::vector<idle_slot>& to = span->slot_bytes() == job.slot_bytes ? idle_ : others_;
+            for (std::size_t slot = span->next(0, span->count_, true); slot < span->count_;
+                 slot = span->next(slot + 1, span->count_, true)) {
+                if (span->blocks_[slot] == 0) {
+                    try {
+                        to.push_back({span->stamps_[slot], span, slot});
+                    } catch (const std::bad_alloc&) {
+                        break;  // the ones found so far will have to do
+                    }
+                }
+            }
+        }
+        if (!is_own) {
+            user->lock_.unlock();
+        }
+    }
+    std::make_heap(idle_.begin(), idle_.end());
+    std::make_heap(others_.begin(), others_.end());
+    try {
+        stale_.reserve(stale_.size() + 64);
+    } catch (const std::bad_alloc&) {
+        return;  // then nothing is aliased
+    }
+}
+
+// Takes the frame from its slot, unless the slot was used since it was listed.
+inline bool device_frames::claim_locked(const idle_slot& victim, errand& job,
+                                        port_frame& taken) noexcept {
+    slot_span& span = *victim.span;
+    const bool is_own = span.user_ == job.own;
+    if (!is_own && !span.user_->lock_.try_lock()) {
+        job.has_skipped = true;
+        return false;
+    }
+    const bool is_idle = span.is_idle(victim.slot) && span.stamps_[victim.slot] == victim.stamp;
+    if (is_idle) {
+        span.clear_mapped(victim.slot);
+        taken = span.frames_[victim.slot];
+        span.frames_[victim.slot] = {};
+    }
+    if (!is_own) {
+        span.user_->lock_.unlock();
+    }
+    return is_idle;
+}
+
+// Whether the work of this user's queue up to that release is done; if not, what to wait for.
+inline bool device_frames::is_finished_locked(frame_user& user, std::uint64_t stamp,
+                                              ticket& until) noexcept {
+    if (user.queue_.value == 0 || stamp <= user.done_) {
+        return true;
+    }
+    while (user.points_used_ > 0 && port_->is_done(user.points_[0].when)) {
+        user.done_ = user.points_[0].bound;
+        std::move(user.points_ + 1, user.points_ + user.points_used_, user.points_);
+        --user.points_used_;
+    }
+    if (stamp <= user.done_) {
+        return true;
+    }
+    for (unsigned i = 0; i < user.points_used_; ++i) {
+        if (user.points_[i].bound >= stamp) {
+            until = user.points_[i].when;
+            return false;
+        }
+    }
+    result<ticket> now = port_->record(user.queue_);
+    if (!now) {
+        until = {};
+        return false;
+    }
+    if (port_->is_done(*now)) {
+        user.done_ = user.listed_;
+        user.points_used_ = 0;  // earlier ones of the same queue
+        return true;
+    }
+    if (user.points_used_ == frame_user::point_count) {
+        --user.points_used_;  // the new one covers the last one too
+    }
+    user.points_[user.points_used_++] = {user.listed_, *now};
+    until = *now;
+    return false;
+}
+
+inline bool device_frames::end_stale_locked(std::size_t index, ticket& until) noexcept {
+    const stale_mapping one = stale_[index];
+    if (!is_finished_locked(*one.span->user_, one.stamp, until)) {
+        return false;
+    }
+    port_->unmap(one.span->slot_begin(one.slot), one.frame, one.span->slot_bytes());
+    one.span->stale_[one.slot] = false;
+    stale_[index] = stale_.back();
+    stale_.pop_back();
+    return true;
+}
+
+inline bool device_frames::end_stale_at_locked(const slot_span& span, std::size_t slot,
+                                               ticket& until) noexcept {
+    for (std::size_t i = 0; i < stale_.size(); ++i) {
+        if (stale_[i].span == &span && stale_[i].slot == slot) {
+            return end_stale_locked(i, until);
+        }
+    }
+    return true;
+}
+
+inline bool device_frames::end_stale_of_locked(port_frame frame, ticket& until) noexcept {
+    for (std::size_t i = 0; i < stale_.size();) {
+        if (stale_[i].frame.handle != frame.handle) {
+            ++i;
+        } else if (!end_stale_locked(i, until)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+inline void device_frames::end_finished_stale_locked() noexcept {
+    ticket until;
+    for (std::size_t i = 0; i < stale_.size();) {
+        i += end_stale_locked(i, until) ? 0 : 1;
+    }
+}
+
+inline bool device_frames::is_valid() const noexcept {
+    return with(lock_, [&] {
+        std::size_t held = 0;
+        bool is_sound = true;
+        for (frame_user* user = users_; user != nullptr; user = user->next_) {
+            while (!user->lock_.try_lock()) {
+                std::this_thread::yield();
+            }
+            for (const slot_span* span = user->spans_; span != nullptr; span = span->next_) {
+                for (std::size_t slot = 0; slot < span->count_; ++slot) {
+                    const bool has_frame = span->has_frame(slot);
+                    held += has_frame ? span->slot_bytes() : 0;
+                    is_sound = is_sound && has_frame == bool{span->frames_[slot]} &&
+                               (has_frame || span->blocks_[slot] == 0);
+                }
+            }
+            user->lock_.unlock();
+        }
+        return is_sound && held == counts_.reserved_bytes;
+    });
+}
+
+}  // namespace xmm

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// heap_resource.hpp - the malloc of a device as a memory resource, in queue order.
+//
+// Model    Blocks of the node's one heap under a tag of the user's choice: resources of one heap and tag are
+//          equal. A block given back on its queue is reused there at once; given back on another one, once
+//          that has passed this point; on a stream that is no queue of the space, the call waits for it.
+// Threads  Any.
+// Failure  allocate throws out_of_memory, after all that the heap can do in need has been done. A pointer that is
+//          no block is reported on stderr and left alone.
+#pragma once
+
+#include <cstdio>
+
+#include <xmm/resources/memory_resource.hpp>
+#include <xmm/resources/xpu_malloc.hpp>
+
+namespace xmm {
+
+class heap_resource final : public device_memory_resource {
+public:
+    static constexpr reach static_reach = reach::device;
+
+    // The heap, and the queues' port if streams are used, outlive the resource.
+    explicit heap_resource(xpu_malloc& heap, queue_port queues = {}, pool_tag tag = {})
+        : device_memory_resource{"heap", heap.node(), reach::device},
+          heap_{heap},
+          queues_{queues},
+          tag_{tag} {}
+
+    [[nodiscard]] xpu_malloc& heap() const noexcept { return heap_; }
+    [[nodiscard]] pool_tag tag() const noexcept { return tag_; }
+    [[nodiscard]] queue_port queues() const noexcept override { return queues_; }
+    [[nodiscard]] resource_usage usage() const noexcept override {
+        return {heap_.frames().counts().reserved_bytes, 0};
+    }
+    // Frames that no block of this tag needs go back to the device.
+    std::size_t trim() noexcept { return heap_.trim(tag_); }
+
+private:
+    void* do_allocate_on(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+        result<void*> given = heap_.allocate(
+            {.bytes = bytes, .alignment = alignment, .queue = stream.queue(), .tag = tag_});
+        if (!given) {
+            this->refuse(bytes, given.error().why, given.error().driver_code);
+        }
+        return *given;
+    }
+    void do_deallocate_on(stream_ref stream, void* pointer, std::size_t,
+                          std::size_t) noexcept override {
+        if (stream.queue() == queue_id{}) {
+            (void)stream.synchronize();  // fails on a lost device only, which runs nothing any more
+        }
+        if (const status outcome = heap_.deallocate(pointer, stream.queue()); !outcome) {
+            std::fprintf(stderr, "xmm: %s: %p is left alone: %s\n", this->name(), pointer,
+                         outcome.why);
+        }
+    }
+    bool do_is_equal_to(const resource_base& other) const noexcept override {
+        const auto* same = dynamic_cast<const heap_resource*>(&other);
+        return same != nullptr && &same->heap_ == &heap_ && same->tag_ == tag_;
+    }
+
+    xpu_malloc& heap_;
+    queue_port queues_;
+    pool_tag tag_;
+};
+
+}  // namespace xmm

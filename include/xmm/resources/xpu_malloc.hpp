@@ -1,0 +1,912 @@
+// SPDX-License-Identifier: Apache-2.0
+// xpu_malloc.hpp - one malloc for one device: small blocks from jemalloc, large ones by best fit, in queue order.
+//
+// Model    Blocks belong to a shelf: the addresses of one queue and one tag. A block given back is reused by its
+//          own queue at once, since work of a queue runs in order; if other queues used it last, once these
+//          have passed that point. Frames are the device's: all shelves draw on one pool of them, and
+//          addresses whose blocks are gone lend theirs to whoever needs frames.
+//          Blocks up to 32 KiB come from jemalloc through magazines of each thread; where there is no
+//          jemalloc, and above, from the shelf's extent heap. All bookkeeping lies in host memory.
+//          When the device has no more: finished blocks and caches first, then waiting for queues, then
+//          idle frames of any size, then the user's callback, then demoting unified memory; then it fails.
+// Threads  Any. Threads on queues of their own share no lock on the way of a cached block.
+// Failure  As status and result; a request that fails leaves what it found, but for caches. A pointer that no
+//          block begins at, or that was given back already, is refused (two threads that give back one
+//          small block at the same instant may both be believed).
+// Units    Bytes. Every block is aligned to 256 bytes or more, on request to any power of two.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <xmm/mapping/radix_tree.hpp>
+#include <xmm/mapping/slab.hpp>
+#include <xmm/os/per_thread.hpp>
+#include <xmm/resources/block_magazine.hpp>
+#include <xmm/resources/block_marks.hpp>
+#include <xmm/resources/device_frames.hpp>
+#include <xmm/resources/extent_heap.hpp>
+#include <xmm/resources/heap_statistics.hpp>
+#include <xmm/resources/queue_uses.hpp>
+#include <xmm/resources/small_blocks.hpp>
+#include <xmm/resources/trace_recorder.hpp>
+
+namespace xmm {
+
+// A kind of contents whose memory can be seen and trimmed apart: weights, activations, ...
+struct pool_tag {
+    std::uint16_t value = 0;  // 0: everything else
+    friend constexpr auto operator<=>(pool_tag, pool_tag) = default;
+};
+
+struct malloc_request {
+    std::size_t bytes = 0;        // 0 is served as 1
+    std::size_t alignment = 256;  // a power of two
+    queue_id queue{};             // whose work uses it; 0: of no queue, the caller orders its use
+    pool_tag tag{};
+};
+
+struct malloc_options {
+    bool uses_jemalloc = true;  // for small blocks, where a private one is linked in
+    frame_options frames{};
+};
+
+// What a heap may ask of its surroundings.
+struct malloc_surroundings {
+    void* self = nullptr;
+    // Makes the device give up about that many bytes of frames of unified memory, and says how many; or null.
+    std::size_t (*reclaim)(void* self, std::size_t bytes) noexcept = nullptr;
+};
+
+// Asked when nothing else is left: true if it freed something worth another try. Runs on the thread that
+// allocates, with no lock held.
+using shortage_callback = bool (*)(std::size_t bytes, void* context);
+
+struct block_info {
+    node_id node = no_node;
+    va_range range;  // of the block: at least what was asked for
+    queue_id queue{};
+    pool_tag tag{};
+};
+
+class xpu_malloc {
+public:
+    // The port outlives the heap.
+    xpu_malloc(frame_port& port, node_id node, malloc_options options = {},
+               malloc_surroundings around = {})
+        : node_{node}, around_{around}, port_{*this, port}, frames_{port_, options.frames} {
+        uses_jemalloc_ = options.uses_jemalloc && small_blocks::are_available();
+    }
+    xpu_malloc(const xpu_malloc&) = delete;
+    xpu_malloc& operator=(const xpu_malloc&) = delete;
+    // Blocks that are left are gone with it; no work uses them any more.
+    ~xpu_malloc() {
+        thread_items_.reset();  // from here on no thread's end reaches us
+        for (auto& bucket : shelves_) {
+            for (shelf* one = bucket.load(std::memory_order_relaxed); one != nullptr;) {
+                delete std::exchange(one, one->next);
+            }
+        }
+    }
+
+    [[nodiscard]] node_id node() const noexcept { return node_; }
+
+    // ---- blocks
+
+    // The memory may be used by work submitted to the request's queue from now on. Its contents are undefined.
+    // invalid_argument: the alignment, or no such queue. no_memory: see the model.
+    [[nodiscard]] result<void*> allocate(const malloc_request& wanted) noexcept {
+        if (!std::has_single_bit(wanted.alignment)) {
+            return fail(errc::invalid_argument, "an alignment is a power of two");
+        }
+        if (wanted.bytes > most_bytes || wanted.alignment > most_bytes) {
+            return fail(errc::no_memory, "more than an address space holds");
+        }
+        desk* mine = desk_of_thread();
+        if (void* kept = mine != nullptr ? try_kept(wanted, *mine) : nullptr) {
+            return kept;
+        }
+        return allocate_slowly(wanted, mine);
+    }
+
+    // Work submitted to `last_user` before may still use the block; queue 0: no work does but its own queue's.
+    status deallocate(void* block, queue_id last_user = {}) noexcept {
+        const address at = to_address(block);
+        span_note* note = spans_.find(at);
+        if (note == nullptr) {
+            return fail(errc::not_mapped, "not a block of this heap");
+        }
+        desk* mine = desk_of_thread();
+        if (mine != nullptr && try_keep(*note, at, last_user, *mine)) {
+            return {};
+        }
+        result<returned_block> taken = take(*note, at, mine);
+        if (!taken) {
+            return taken.error();
+        }
+        if (is_unordered(*note->owner, last_user) || uses_.has_any()) {
+            return give_back_later(*taken, last_user, mine);
+        }
+        finish(*taken, mine);
+        return {};
+    }
+
+    // Work already submitted to that queue, and what is until the block is given back, uses it too.
+    status record_use(void* block, queue_id queue) noexcept {
+        result<block_info> found = find(block);
+        if (!found) {
+            return found.error();
+        }
+        if (found->range.begin != to_address(block)) {
+            return fail(errc::invalid_argument, "a pointer into the middle of a block");
+        }
+        if (queue.value == 0 || queue == found->queue) {
+            return {};
+        }
+        if (result<ticket> there = port_.record(queue); !there) {
+            return there.error();
+        }
+        return uses_.add(to_address(block), queue);
+    }
+
+    // ---- questions
+
+    [[nodiscard]] bool owns(const void* pointer) const noexcept {
+        return spans_.find(to_address(pointer)) != nullptr;
+    }
+    // The block around a pointer. not_mapped: there is none in the program's hands.
+    [[nodiscard]] result<block_info> find(const void* pointer) const noexcept {
+        const address at = to_address(pointer);
+        const span_note* note = spans_.find(at);
+        va_range range;
+        if (note != nullptr) {
+            range = note->is_small ? note->marks.find(at) : note->owner->large.find_block(at);
+        }
+        if (range.is_empty()) {
+            return fail(errc::not_mapped, "no block of this heap is there");
+        }
+        return block_info{node_, range, note->owner->queue, note->owner->tag};
+    }
+    [[nodiscard]] heap_figures figures() noexcept { return statistics_.read(frames_.idle_bytes()); }
+    [[nodiscard]] heap_statistics& statistics() noexcept { return statistics_; }
+    [[nodiscard]] trace_recorder& recorder() noexcept { return recorder_; }
+    [[nodiscard]] device_frames& frames() noexcept { return frames_; }
+
+    // ---- memory
+
+    // Gives frames that no block needs back to the device, down to that many bytes of them; answers how many went.
+    // Other threads' magazines follow at their next call.
+    std::size_t trim(std::size_t keep_bytes = 0) noexcept {
+        empty_caches(desk_of_thread(), false);
+        return frames_.trim(keep_bytes);
+    }
+    // The same, of one tag's addresses only.
+    std::size_t trim(pool_tag tag) noexcept {
+        empty_caches(desk_of_thread(), false);
+        std::size_t gone = 0;
+        for_each_shelf([&](shelf& one) { gone += one.tag == tag ? one.trim() : 0; });
+        return gone;
+    }
+    // A tag that nobody else has. Users' own are below first_made_tag.
+    [[nodiscard]] pool_tag make_tag() noexcept {
+        // relaxed: the number is all that is handed over.
+        const unsigned count = made_tags_.fetch_add(1, std::memory_order_relaxed);
+        return {static_cast<std::uint16_t>(first_made_tag + count % (0x10000 - first_made_tag))};
+    }
+    static constexpr std::uint16_t first_made_tag = 0x8000;
+    // Gives back every block of a tag that is left, on its own queue, and trims.
+    void release(pool_tag tag) noexcept {
+        for_each_shelf([&](shelf& one) {
+            if (one.tag == tag) {
+                give_back_all(one);
+            }
+        });
+        static_cast<void>(trim(tag));
+    }
+    // Of frames behind the addresses of a tag.
+    [[nodiscard]] std::size_t reserved_bytes(pool_tag tag) noexcept {
+        std::size_t bytes = 0;
+        for_each_shelf([&](shelf& one) { bytes += one.tag == tag ? one.reserved_bytes() : 0; });
+        return bytes;
+    }
+    void set_shortage_callback(shortage_callback callback, void* context) noexcept {
+        with(callback_lock_, [&] { callback_ = {callback, context}; });
+    }
+
+private:
+    static constexpr std::size_t most_bytes = SIZE_MAX / 4;
+    static constexpr unsigned most_reclaims = 64;  // others may take what was won
+
+    struct shelf;
+    // What stands behind the addresses of one reservation.
+    struct span_note {
+        shelf* owner = nullptr;
+        va_range range;
+        bool is_small = false;
+        block_marks marks;  // if small
+    };
+    struct returned_block {
+        span_note* note = nullptr;
+        address at = 0;
+        int block_class = -1;       // -1: of the extent heap
+        std::size_t bytes = 0;      // as served
+        std::size_t requested = 0;  // of small blocks: as served
+    };
+    struct pending_block {
+        static constexpr unsigned most_points = 6;
+        returned_block block{};
+        std::array<ticket, most_points> points{};
+        unsigned count = 0;
+        list_link link;
+    };
+    using pending_list = list<pending_block, &pending_block::link>;
+
+    // Tells the heap which shelf has which addresses.
+    class note_keeper final : public span_observer {
+    public:
+        note_keeper(xpu_malloc& of, shelf& owner, bool is_small) noexcept
+            : heap_{of}, owner_{owner}, is_small_{is_small} {}
+
+        [[nodiscard]] bool reserved(va_range range) noexcept override {
+            span_note* note = heap_.notes_.make();
+            if (note == nullptr) {
+                return false;
+            }
+            note->owner = &owner_;
+            note->range = range;
+            note->is_small = is_small_;
+            if ((is_small_ && !note->marks.open(range)) || !heap_.spans_.insert(range, *note)) {
+                drop(*note);
+                return false;
+            }
+            return true;
+        }
+        void released(va_range range) noexcept override {
+            span_note* note = heap_.spans_.find(range.begin);
+            heap_.spans_.erase(range);
+            drop(*note);
+        }
+
+    private:
+        void drop(span_note& note) noexcept {
+            note.marks.close();
+            heap_.notes_.give_back(&note);
+        }
+
+        xpu_malloc& heap_;
+        shelf& owner_;
+        const bool is_small_;
+    };
+
+    // The addresses of one queue and tag. Made once, gone with the heap.
+    struct shelf {
+        shelf(xpu_malloc& of, queue_id on, pool_tag as, unsigned its_number) noexcept
+            : queue{on},
+              tag{as},
+              number{its_number},
+              reserved_for_large{of, *this, false},
+              reserved_for_small{of, *this, true},
+              large{of.frames_, on, reserved_for_large} {
+            if (of.uses_jemalloc_) {
+                small.emplace(of.frames_, on, reserved_for_small);
+            }
+        }
+        std::size_t trim() noexcept { return large.trim() + (small ? small->trim() : 0); }
+
+        // (C) constant once published  (A) atomic  (L) lock
+        const queue_id queue;            // (C)
+        const pool_tag tag;              // (C)
+        const unsigned number;           // (C)  counts from 0
+        shelf* next = nullptr;           // (C)  in its bucket
+        note_keeper reserved_for_large;  // (C)
+        note_keeper reserved_for_small;  // (C)
+        extent_heap large;
+        std::optional<small_blocks> small;
+        ranked_mutex<lock_rank::leaf> lock;
+        pending_list waiting;                       // (L)  given back, earliest first
+        std::atomic<std::size_t> waiting_count{0};  // (A)  written under L
+    };
+
+    // What one thread keeps: magazines of the shelves that it uses, and its counts. Passes to another thread
+    // when its own ends.
+    struct desk {
+        heap_statistics::stripe* counts = nullptr;  // null: there was no memory for one
+        std::uint64_t epoch = 0;                    // of the last flush that it has followed
+        std::atomic<std::uint64_t> generation{0};   // of the threads that have had it
+        shelf* last = nullptr;                      // whose magazine was used last
+        block_magazine* last_magazine = nullptr;
+        std::vector<std::unique_ptr<block_magazine>>
+            magazines;  // by the shelf's number; null where unused
+    };
+
+    // ---- shelves
+
+    static unsigned bucket_of(queue_id queue, pool_tag tag) noexcept {
+        return (queue.value * 2654435761u + tag.value * 40503u) >> 24 & (bucket_count - 1);
+    }
+    [[nodiscard]] shelf* find_shelf(queue_id queue, pool_tag tag) const noexcept {
+        // acquire: pairs with the release in make_shelf; a shelf is complete before it is found.
+        shelf* one = shelves_[bucket_of(queue, tag)].load(std::memory_order_acquire);
+        while (one != nullptr && !(one->queue == queue && one->tag == tag)) {
+            one = one->next;
+        }
+        return one;
+    }
+    [[nodiscard]] result<shelf*> shelf_for(queue_id queue, pool_tag tag) noexcept {
+        shelf* found = find_shelf(queue, tag);
+        return found != nullptr ? result<shelf*>{found} : make_shelf(queue, tag);
+    }
+    result<shelf*> make_shelf(queue_id queue, pool_tag tag) noexcept {
+        if (result<ticket> known = port_.record(queue); !known) {
+            return known.error();
+        }
+        std::lock_guard guard{shelves_order_};
+        if (shelf* found = find_shelf(queue, tag)) {
+            return found;
+        }
+        auto* made = new (std::nothrow) shelf{*this, queue, tag, shelf_count_};
+        if (made == nullptr) {
+            return fail(errc::no_memory, "the host has no memory for a heap's records");
+        }
+        ++shelf_count_;
+        std::atomic<shelf*>& bucket = shelves_[bucket_of(queue, tag)];
+        made->next =
+            bucket.load(std::memory_order_relaxed);  // relaxed: written under this lock only
+        // release: pairs with the acquire in find_shelf.
+        bucket.store(made, std::memory_order_release);
+        return made;
+    }
+    template <class Fn>
+    void for_each_shelf(Fn&& fn) noexcept {
+        for (auto& bucket : shelves_) {
+            for (shelf* one = bucket.load(std::memory_order_acquire); one != nullptr;
+                 one = one->next) {
+                fn(*one);
+            }
+        }
+    }
+
+    // ---- desks
+
+    [[nodiscard]] desk* desk_of_thread() noexcept {
+        // One a shared object; each just remembers what the thread's table says.
+        struct memory {
+            std::uint64_t heap = 0;
+            desk* mine = nullptr;
+            std::uint64_t generation = 0;
+        };
+        static thread_local memory last;
+        // relaxed: only a thread that has left can see another generation, and it looks for nothing else.
+        if (last.heap == number_ &&
+            last.mine->generation.load(std::memory_order_relaxed) == last.generation) {
+            return last.mine;
+        }
+        void* found = thread_items_->find();
+        desk* mine = found != nullptr ? static_cast<desk*>(found) : make_desk();
+        if (mine != nullptr) {
+            last = {number_, mine, mine->generation.load(std::memory_order_relaxed)};
+        }
+        return mine;
+    }
+    // Null without memory, or at the very end of a thread: then it goes without magazines.
+    desk* make_desk() noexcept {
+        desk* made = with(desks_lock_, [&]() -> desk* {
+            if (!idle_desks_.empty()) {
+                desk* idle = idle_desks_.back();
+                idle_desks_.pop_back();
+                return idle;
+            }
+            try {
+                idle_desks_.reserve(desks_.size() + 1);  // so that a thread's end allocates nothing
+                desks_.push_back(std::make_unique<desk>());
+                return desks_.back().get();
+            } catch (const std::bad_alloc&) {
+                return nullptr;
+            }
+        });
+        if (made == nullptr) {
+            return nullptr;
+        }
+        if (made->counts == nullptr) {
+            made->counts = statistics_.try_attach();
+        }
+        if (made->counts == nullptr || !thread_items_->set(made)) {
+            with(desks_lock_, [&] { idle_desks_.push_back(made); });
+            return nullptr;
+        }
+        return made;
+    }
+    static void thread_left(void* self, void* item) noexcept {
+        auto& heap = *static_cast<xpu_malloc*>(self);
+        auto* mine = static_cast<desk*>(item);
+        mine->generation.fetch_add(1, std::memory_order_relaxed);
+        heap.empty_magazines(*mine);
+        with(heap.desks_lock_, [&] { heap.idle_desks_.push_back(mine); });
+    }
+    // Null: no memory.
+    [[nodiscard]] static block_magazine* magazine_of(desk& mine, shelf& home) noexcept {
+        if (mine.last == &home) {
+            return mine.last_magazine;
+        }
+        try {
+            if (mine.magazines.size() <= home.number) {
+                mine.magazines.resize(home.number + 1);
+            }
+            if (mine.magazines[home.number] == nullptr) {
+                mine.magazines[home.number] = std::make_unique<block_magazine>();
+            }
+        } catch (const std::bad_alloc&) {
+            return nullptr;
+        }
+        mine.last = &home;
+        return mine.last_magazine = mine.magazines[home.number].get();
+    }
+    void empty_magazines(desk& mine) noexcept {
+        for_each_shelf([&](shelf& home) {
+            if (home.number < mine.magazines.size() && mine.magazines[home.number] != nullptr) {
+                mine.magazines[home.number]->drop_all(
+                    [&](unsigned, void* block) { return_small(home, block); });
+            }
+        });
+    }
+    // What others have asked for since.
+    void follow_flush(desk& mine) noexcept {
+        // relaxed: late is good enough.
+        const std::uint64_t now = epoch_.load(std::memory_order_relaxed);
+        if (mine.epoch != now) {
+            mine.epoch = now;
+            empty_magazines(mine);
+        }
+    }
+
+    // ---- the way of a cached small block: no lock, no call
+
+    [[nodiscard]] void* try_kept(const malloc_request& wanted, desk& mine) noexcept {
+        shelf* home = mine.last;
+        if (home == nullptr || !(home->queue == wanted.queue) || !(home->tag == wanted.tag) ||
+            !is_small(*home, wanted) || must_look_up(*home, mine)) {
+            return nullptr;
+        }
+        const unsigned block_class = block_classes::index_of(wanted.bytes);
+        void* kept = mine.last_magazine->pop(block_class);
+        if (kept != nullptr) {
+            hand_out(*home, kept, block_class, wanted.bytes, &mine);
+        }
+        return kept;
+    }
+    [[nodiscard]] bool try_keep(span_note& note, address at, queue_id last_user,
+                                desk& mine) noexcept {
+        shelf& home = *note.owner;
+        if (!note.is_small || mine.last != &home || is_unordered(home, last_user) ||
+            uses_.has_any() || must_look_up(home, mine)) {
+            return false;
+        }
+        const int block_class = note.marks.peek(at);
+        if (block_class < 0 ||
+            !mine.last_magazine->push(static_cast<unsigned>(block_class), to_pointer(at))) {
+            return false;
+        }
+        static_cast<void>(note.marks.take(at));
+        const std::size_t bytes = block_classes::bytes_of(static_cast<unsigned>(block_class));
+        note_event(trace_action::free_requested, home, at, bytes);
+        note_event(trace_action::free_completed, home, at, bytes);
+        mine.counts->freed(heap_pool::small, bytes, bytes);
+        return true;
+    }
+    // Something waits to be done first.
+    [[nodiscard]] bool must_look_up(const shelf& home, const desk& mine) const noexcept {
+        // relaxed: late is good enough.
+        return mine.epoch != epoch_.load(std::memory_order_relaxed) ||
+               home.waiting_count.load(std::memory_order_relaxed) != 0;
+    }
+    void hand_out(shelf& home, void* block, unsigned block_class, std::size_t requested,
+                  desk* mine) noexcept {
+        const address at = to_address(block);
+        spans_.find(at)->marks.give(at, block_class);
+        const std::size_t whole = block_classes::bytes_of(block_class);
+        count_given(mine, heap_pool::small, whole, whole);
+        note_event(trace_action::allocate, home, at, requested);
+    }
+
+    // ---- small and large
+
+    [[nodiscard]] result<void*> allocate_slowly(const malloc_request& wanted, desk* mine) noexcept {
+        result<shelf*> home = shelf_for(wanted.queue, wanted.tag);
+        if (!home) {
+            return home.error();
+        }
+        drain(**home, mine);
+        if (result<void*> given = try_allocate(**home, wanted, mine);
+            given || given.code() != errc::no_memory) {
+            return given;
+        }
+        return allocate_in_need(**home, wanted, mine);
+    }
+
+    [[nodiscard]] static bool is_small(const shelf& home, const malloc_request& wanted) noexcept {
+        return wanted.bytes <= block_classes::largest_bytes &&
+               wanted.alignment <= block_classes::unit && home.small.has_value();
+    }
+    [[nodiscard]] result<void*> try_allocate(shelf& home, const malloc_request& wanted,
+                                             desk* mine) noexcept {
+        const std::size_t bytes = wanted.bytes == 0 ? 1 : wanted.bytes;
+        if (!is_small(home, wanted)) {
+            result<void*> given =
+                home.large.allocate(bytes, std::max(wanted.alignment, block_classes::unit));
+            if (given) {
+                count_given(mine, heap_pool::large, home.large.usable_bytes(*given), bytes);
+                note_event(trace_action::allocate, home, to_address(*given), bytes);
+            }
+            return given;
+        }
+        const unsigned block_class = block_classes::index_of(bytes);
+        result<void*> given = take_small(home, block_class, mine);
+        if (given) {
+            hand_out(home, *given, block_class, bytes, mine);
+        }
+        return given;
+    }
+    [[nodiscard]] result<void*> take_small(shelf& home, unsigned block_class, desk* mine) noexcept {
+        block_magazine* magazine = nullptr;
+        if (mine != nullptr) {
+            follow_flush(*mine);
+            magazine = magazine_of(*mine, home);
+        }
+        if (magazine == nullptr) {
+            return make_small(home, block_class);
+        }
+        if (void* kept = magazine->pop(block_class)) {
+            return kept;
+        }
+        result<void*> first = make_small(home, block_class);
+        for (unsigned more = block_magazine::capacity_of(block_class) / 4; first && more > 0;
+             --more) {
+            result<void*> next = make_small(home, block_class);
+            if (!next || !magazine->push(block_class, *next)) {
+                break;
+            }
+        }
+        return first;
+    }
+    result<void*> make_small(shelf& home, unsigned block_class) noexcept {
+        result<void*> made =
+            home.small->allocate(block_classes::bytes_of(block_class), block_classes::unit);
+        if (made) {
+            spans_.find(to_address(*made))->marks.enter(to_address(*made), block_class);
+        }
+        return made;
+    }
+    void return_small(shelf& home, void* block) noexcept {
+        spans_.find(to_address(block))->marks.clear(to_address(block));
+        home.small->deallocate(block);
+    }
+
+    // ---- giving back
+
+    // The program has the block no more from here on.
+    result<returned_block> take(span_note& note, address at, desk* mine) noexcept {
+        returned_block taken{&note, at};
+        if (note.is_small) {
+            taken.block_class = note.marks.take(at);
+            if (taken.block_class < 0) {
+                return no_block();
+            }
+            taken.bytes = block_classes::bytes_of(static_cast<unsigned>(taken.block_class));
+            taken.requested = taken.bytes;
+        } else if (!note.owner->large.begin_free(at, taken.bytes, taken.requested)) {
+            return no_block();
+        }
+        note_event(trace_action::free_requested, *note.owner, at, taken.requested);
+        on_counts(mine, [&](auto& counts) { counts.free_requested(pool_of(taken), taken.bytes); });
+        return taken;
+    }
+    // No work uses the block any more, or only such as the shelf's own queue runs before what comes next.
+    void finish(const returned_block& one, desk* mine) noexcept {
+        shelf& home = *one.note->owner;
+        note_event(trace_action::free_completed, home, one.at, one.requested);
+        on_counts(mine, [&](auto& counts) {
+            counts.free_completed(pool_of(one), one.bytes, one.requested);
+        });
+        if (one.block_class < 0) {
+            home.large.end_free(one.at);
+            return;
+        }
+        const auto block_class = static_cast<unsigned>(one.block_class);
+        block_magazine* magazine = mine != nullptr ? magazine_of(*mine, home) : nullptr;
+        if (magazine == nullptr) {
+            return_small(home, to_pointer(one.at));
+            return;
+        }
+        follow_flush(*mine);
+        if (!magazine->push(block_class, to_pointer(one.at))) {
+            magazine->drop_half(block_class, [&](unsigned, void* old) { return_small(home, old); });
+            static_cast<void>(magazine->push(block_class, to_pointer(one.at)));
+        }
+    }
+    [[nodiscard]] static bool is_unordered(const shelf& home, queue_id last_user) noexcept {
+        return last_user.value != 0 && !(last_user == home.queue);
+    }
+    // Kept until the queues that used it have passed this point.
+    status give_back_later(const returned_block& one, queue_id last_user, desk* mine) noexcept {
+        shelf& home = *one.note->owner;
+        pending_block kept{.block = one, .points = {}, .count = 0, .link = {}};
+        const auto add = [&](queue_id queue) {
+            // A queue that is gone has done its work.
+            if (result<ticket> point = port_.record(queue); point && !port_.is_done(*point)) {
+                if (kept.count == pending_block::most_points) {
+                    static_cast<void>(port_.wait(*point));  // a seventh queue is waited for
+                } else {
+                    kept.points[kept.count++] = *point;
+                }
+            }
+        };
+        if (is_unordered(home, last_user)) {
+            add(last_user);
+        }
+        uses_.take(one.at, [&](queue_id queue) {
+            if (!(queue == last_user)) {
+                add(queue);
+            }
+        });
+        pending_block* record = kept.count > 0 ? pending_.make() : nullptr;
+        if (record == nullptr) {
+            wait_for(kept);  // nothing to wait for, or no memory to remember it
+            finish(one, mine);
+            return {};
+        }
+        *record = kept;
+        with(home.lock, [&] {
+            home.waiting.push_back(*record);
+            home.waiting_count.fetch_add(1, std::memory_order_relaxed);  // relaxed: a hint
+        });
+        return {};
+    }
+    [[nodiscard]] bool is_over(const pending_block& one) noexcept {
+        for (unsigned i = 0; i < one.count; ++i) {
+            if (!port_.is_done(one.points[i])) {
+                return false;
+            }
+        }
+        return true;
+    }
+    void wait_for(const pending_block& one) noexcept {
+        for (unsigned i = 0; i < one.count; ++i) {
+            static_cast<void>(port_.wait(one.points[i]));  // a lost queue is done, too
+        }
+    }
+    // Takes what has become free; in passing, the earliest few only.
+    void drain(shelf& home, desk* mine, std::size_t most = 4) noexcept {
+        // relaxed: a hint; who misses one takes it the next time.
+        if (home.waiting_count.load(std::memory_order_relaxed) == 0) {
+            return;
+        }
+        pending_list over;
+        with(home.lock, [&] {
+            home.waiting.for_each([&](pending_block& one) {
+                if (most > 0) {
+                    --most;
+                    if (is_over(one)) {
+                        home.waiting.remove(one);
+                        over.push_back(one);
+                    }
+                }
+            });
+            home.waiting_count.fetch_sub(over.count(), std::memory_order_relaxed);
+        });
+        finish_all(over, mine);
+    }
+    void await_and_drain(shelf& home, desk* mine) noexcept {
+        pending_list all;
+        with(home.lock, [&] {
+            while (pending_block* one = home.waiting.pop_front()) {
+                all.push_back(*one);
+            }
+            home.waiting_count.store(0, std::memory_order_relaxed);
+        });
+        if (!all.is_empty()) {
+            statistics_.count(heap_count::sync_all_streams);
+        }
+        all.for_each([&](pending_block& one) { wait_for(one); });
+        finish_all(all, mine);
+    }
+    void finish_all(pending_list& all, desk* mine) noexcept {
+        while (pending_block* one = all.pop_front()) {
+            finish(one->block, mine);
+            pending_.give_back(one);
+        }
+    }
+
+    // ---- in need
+
+    // What threads, queues and jemalloc keep goes back to the shelves.
+    void empty_caches(desk* mine, bool waits) noexcept {
+        epoch_.fetch_add(1, std::memory_order_relaxed);  // relaxed: see follow_flush
+        for_each_shelf([&](shelf& one) {
+            if (waits) {
+                await_and_drain(one, mine);
+            } else {
+                drain(one, mine, SIZE_MAX);
+            }
+        });
+        if (mine != nullptr) {
+            follow_flush(*mine);
+        }
+        for_each_shelf([&](shelf& one) {
+            if (one.small) {
+                one.small->purge();
+            }
+        });
+    }
+    // From the cheap to the dear, and once more after each.
+    result<void*> allocate_in_need(shelf& home, const malloc_request& wanted, desk* mine) noexcept {
+        statistics_.count(heap_count::alloc_retries);
+        const auto again = [&](bool is_worth_it) -> std::optional<result<void*>> {
+            if (is_worth_it) {
+                result<void*> given = try_allocate(home, wanted, mine);
+                if (given || given.code() != errc::no_memory) {
+                    return given;
+                }
+            }
+            return std::nullopt;
+        };
+        empty_caches(mine, false);
+        if (auto given = again(true)) {
+            return std::move(*given);
+        }
+        empty_caches(mine, true);
+        if (auto given = again(true)) {
+            return std::move(*given);
+        }
+        if (auto given = again(frames_.trim(0) > 0)) {
+            return std::move(*given);
+        }
+        const auto [ask, context] = with(callback_lock_, [&] { return callback_; });
+        while (ask != nullptr && ask(wanted.bytes, context)) {
+            empty_caches(mine, true);
+            static_cast<void>(frames_.trim(0));
+            if (auto given = again(true)) {
+                return std::move(*given);
+            }
+        }
+        for (unsigned tries = 0; tries < most_reclaims; ++tries) {
+            const std::size_t won =
+                around_.reclaim != nullptr ? around_.reclaim(around_.self, wanted.bytes) : 0;
+            if (won == 0) {
+                break;
+            }
+            if (auto given = again(true)) {
+                return std::move(*given);
+            }
+        }
+        statistics_.count(heap_count::ooms);
+        note_event(trace_action::out_of_memory, home, 0, wanted.bytes);
+        return fail(errc::no_memory, "the device has no memory for this block");
+    }
+
+    void count_given(desk* mine, heap_pool pool, std::size_t bytes,
+                     std::size_t requested) noexcept {
+        on_counts(mine, [&](auto& counts) { counts.allocated(pool, bytes, requested); });
+    }
+
+    // ---- what is seen from outside
+
+    [[nodiscard]] static heap_pool pool_of(const returned_block& one) noexcept {
+        return one.block_class < 0 ? heap_pool::large : heap_pool::small;
+    }
+    template <class Fn>
+    void on_counts(desk* mine, Fn&& fn) noexcept {
+        if (mine != nullptr) {
+            fn(*mine->counts);
+        } else {
+            statistics_.on_shared(fn);
+        }
+    }
+    void note_event(trace_action action, const shelf& home, address at,
+                    std::size_t bytes) noexcept {
+        recorder_.record(action, at, bytes, home.queue.value, home.tag.value);
+    }
+    static status no_block() noexcept {
+        return fail(errc::invalid_argument, "no block begins there, or it was given back already");
+    }
+
+    // Counts what the heaps ask of the device, and how long it takes.
+    class watched_port final : public frame_port {
+    public:
+        watched_port(xpu_malloc& of, frame_port& to) noexcept : heap_{of}, to_{to} {}
+
+        result<address> reserve(std::size_t bytes, std::size_t slot_bytes) noexcept override {
+            return to_.reserve(bytes, slot_bytes);
+        }
+        void release(va_range reservation) noexcept override { to_.release(reservation); }
+        result<port_frame> create(std::size_t bytes) noexcept override {
+            const timing watch{heap_.statistics_, heap_count::device_alloc};
+            result<port_frame> made = to_.create(bytes);
+            if (made) {
+                heap_.statistics_.frames_created(heap_pool::large, bytes);
+            }
+            return made;
+        }
+        void drop(port_frame one, std::size_t bytes) noexcept override {
+            const timing watch{heap_.statistics_, heap_count::device_free};
+            to_.drop(one, bytes);
+            heap_.statistics_.frames_dropped(heap_pool::large, bytes);
+        }
+        status map(address slot, port_frame one, std::size_t bytes) noexcept override {
+            const timing watch{heap_.statistics_, heap_count::device_alloc};
+            const status mapped = to_.map(slot, one, bytes);
+            if (mapped) {
+                heap_.recorder_.record(trace_action::segment_map, slot, bytes);
+            }
+            return mapped;
+        }
+        void unmap(address slot, port_frame one, std::size_t bytes) noexcept override {
+            heap_.recorder_.record(trace_action::segment_unmap, slot, bytes);
+            const timing watch{heap_.statistics_, heap_count::device_free};
+            to_.unmap(slot, one, bytes);
+        }
+        result<ticket> record(queue_id queue) noexcept override { return to_.record(queue); }
+        bool is_done(ticket point) noexcept override { return to_.is_done(point); }
+        status wait(ticket point) noexcept override {
+            const timing watch{heap_.statistics_, heap_count::queue_waits};
+            return to_.wait(point);
+        }
+        bool can_alias() const noexcept override { return to_.can_alias(); }
+
+    private:
+        struct timing {
+            heap_statistics& counts;
+            std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
+
+            timing(heap_statistics& to, heap_count what) noexcept : counts{to} { to.count(what); }
+            timing(const timing&) = delete;
+            timing& operator=(const timing&) = delete;
+            ~timing() {
+                const auto spent = std::chrono::steady_clock::now() - began;
+                counts.count(
+                    heap_count::driver_us,
+                    static_cast<std::uint64_t>(
+                        std::chrono::duration_cast<std::chrono::microseconds>(spent).count()));
+            }
+        };
+
+        xpu_malloc& heap_;
+        frame_port& to_;
+    };
+
+    // (C) constant  (A) atomic  (L) lock named beside
+    const std::uint64_t number_ = registry::next_number(number_kind::other);  // (C)
+    const node_id node_;                                                      // (C)
+    const malloc_surroundings around_;                                        // (C)
+    bool uses_jemalloc_ = false;                                              // (C)
+    heap_statistics statistics_;
+    trace_recorder recorder_;
+    watched_port port_;
+    device_frames frames_;
+    radix_tree<span_note> spans_;
+    slab<span_note> notes_;
+    slab<pending_block> pending_;
+    queue_uses uses_;
+    std::atomic<std::uint64_t> epoch_{0};  // (A)  of flushes that were asked for
+    static constexpr unsigned bucket_count = 64;
+    std::array<std::atomic<shelf*>, bucket_count> shelves_{};  // (A)  written under shelves_order_
+    std::mutex shelves_order_;                                 // taken before all ranked locks
+    std::atomic<unsigned> made_tags_{0};
+    unsigned shelf_count_ = 0;                                 // under shelves_order_
+    ranked_mutex<lock_rank::leaf> desks_lock_;
+    std::vector<std::unique_ptr<desk>> desks_;  // under desks_lock_, as the next
+    std::vector<desk*> idle_desks_;
+    ranked_mutex<lock_rank::leaf> callback_lock_;
+    std::pair<shortage_callback, void*> callback_{};  // under callback_lock_
+    // The last to be made and the first to go: threads that end look for it.
+    std::optional<thread_items> thread_items_{std::in_place, &thread_left, this};
+};
+
+}  // namespace xmm

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/facade/device_heap.hpp>
+
+#include <random>
+
+#include "rig.hpp"
+
+#include <xmm/facade/resource_port.hpp>
+#include <xmm/resources/heap_resource.hpp>
+
+using namespace xmm;
+using namespace xmm::test;
+
+namespace {
+
+struct heap_rig : rig {
+    explicit heap_rig(std::vector<soft::device_options> devices = {device_of(64_MiB)})
+        : rig{std::move(devices)} {}
+    xpu_malloc& heap(unsigned i = 0) { return *of().heap(device(i)).value(); }
+    template <class T>
+    T* make(std::size_t bytes, unsigned i = 0) {
+        return static_cast<T*>(heap(i).allocate({.bytes = bytes, .queue = line(i).id()}).value());
+    }
+    std::size_t heap_bytes(unsigned i = 0) { return heap(i).frames().counts().reserved_bytes; }
+};
+
+}  // namespace
+
+TEST_CASE(
+    "heap: kernels and copies reach its blocks, small and large, and no two disturb each other") {
+    heap_rig r;
+    std::vector<std::pair<std::uint64_t*, std::size_t>> blocks;
+    for (const std::size_t bytes : {256_KiB, 8_KiB, 3_MiB, 512_KiB, std::size_t{4096}, 9_MiB}) {
+        blocks.emplace_back(r.make<std::uint64_t>(bytes), bytes);
+    }
+    for (const auto& [at, bytes] : blocks) {
+        r.fill_on_device<std::uint64_t>(at, bytes, to_address(at));
+    }
+    for (const auto& [at, bytes] : blocks) {
+        CHECK(r.count_wrong_on_device<std::uint64_t>(at, bytes, to_address(at)) == 0);
+        std::vector<std::uint64_t> back(bytes / 8);
+        REQUIRE(r.of().copy(back.data(), at, bytes));
+        CHECK(count_wrong<std::uint64_t>(back.data(), bytes, to_address(at)) == 0);
+    }
+    for (const auto& [at, bytes] : blocks) {
+        CHECK(r.heap().deallocate(at, r.line().id()));
+    }
+    CHECK(r.heap().trim() > 0);
+    CHECK(r.heap_bytes() == 0);
+    std::uint64_t some = 0;
+    CHECK(r.of().copy(&some, blocks[0].first, 8).code == errc::not_mapped);
+}
+
+TEST_CASE(
+    "heap: a block that a running kernel of another queue uses is not handed out before its end") {
+    heap_rig r;
+    queue other = r.of().make_queue(r.device()).value();
+    for (const std::size_t bytes : {8_KiB, 1_MiB}) {
+        CAPTURE(bytes);
+        auto* one = r.make<std::uint64_t>(bytes);
+        signal_flag may_end;
+        auto running = launch(other, {writes(one, bytes)}, [&](soft::stream& s) {
+            return s.run([&may_end] { may_end.await(); });
+        });
+        REQUIRE(running);
+        REQUIRE(r.heap().deallocate(one, other.id()));
+        auto* second = r.make<std::uint64_t>(bytes);
+        CHECK(second != one);
+        may_end.set();
+        REQUIRE(other.synchronize());
+        auto* third = r.make<std::uint64_t>(bytes);
+        CHECK(third == one);
+        CHECK(r.heap().deallocate(second));
+        CHECK(r.heap().deallocate(third));
+    }
+}
+
+TEST_CASE("heap: frames are not taken from a range before the work on it is over") {
+    heap_rig r{{device_of(16_MiB)}};
+    queue other = r.of().make_queue(r.device()).value();
+    auto* one = r.make<std::uint64_t>(12_MiB);
+    signal_flag has_begun;
+    std::atomic<int> wrong{0};
+    auto running = launch(r.line(), {reads_writes(one, 12_MiB)}, [&](soft::stream& s) {
+        return s.run([&, view = device_view<std::uint64_t>{one, 12_MiB / 8}] {
+            has_begun.set();
+            for (std::size_t i = 0; i < view.size(); i += 512) {
+                view[i] = i;
+            }
+            nap(50);
+            for (std::size_t i = 0; i < view.size(); i += 512) {
+                wrong += static_cast<std::uint64_t>(view[i]) != i ? 1 : 0;
+            }
+        });
+    });
+    REQUIRE(running);
+    REQUIRE(has_begun.await());
+    REQUIRE(r.heap().deallocate(one, r.line().id()));
+    // Another queue needs the frames: it waits for the kernel.
+    result<void*> taken = r.heap().allocate({.bytes = 12_MiB, .queue = other.id()});
+    REQUIRE(taken);
+    CHECK(r.of().state().core.is_valid());
+    REQUIRE(r.line().synchronize());
+    CHECK(wrong == 0);
+    CHECK(r.heap().deallocate(*taken));
+}
+
+TEST_CASE("heap: in need unified memory makes room, and idle frames of the heap make room for it") {
+    heap_rig r;
+    auto* unified = r.map(60_MiB);
+    fill<std::uint64_t>(unified, 60_MiB, 1);
+    CHECK(r.count_wrong_on_device<std::uint64_t>(unified, 60_MiB, 1) == 0);
+    auto* block = r.make<std::uint64_t>(40_MiB);  // demotes unified pages
+    r.fill_on_device<std::uint64_t>(block, 40_MiB, 2);
+    CHECK(r.count_wrong_on_device<std::uint64_t>(unified, 60_MiB, 1) == 0);  // through what is left
+    CHECK(r.count_wrong_on_device<std::uint64_t>(block, 40_MiB, 2) == 0);
+    CHECK(r.heap().deallocate(block, r.line().id()));
+    REQUIRE(r.line().synchronize());
+    CHECK(r.heap_bytes() >= 40_MiB);
+    REQUIRE(r.of().make_resident(unified, 60_MiB, r.device()));  // takes the idle frames
+    CHECK(r.heap_bytes() < 10_MiB);
+    CHECK(count_wrong<std::uint64_t>(unified, 60_MiB, 1) == 0);
+}
+
+TEST_CASE("heap: a host's is page-locked memory that all reach") {
+    heap_rig r;
+    xpu_malloc& heap = *r.of().heap(r.host()).value();
+    auto* block = static_cast<std::uint64_t*>(heap.allocate({.bytes = 3_MiB}).value());
+    fill<std::uint64_t>(block, 3_MiB, 5);
+    CHECK(r.count_wrong_on_device<std::uint64_t>(block, 3_MiB, 5) == 0);
+    r.fill_on_device<std::uint64_t>(block, 3_MiB, 6);
+    CHECK(count_wrong<std::uint64_t>(block, 3_MiB, 6) == 0);
+    CHECK(r.of().residency_of(block).value() == r.host());
+    CHECK(heap.deallocate(block));
+}
+
+TEST_CASE("heap: one for each node, whoever asks; unknown nodes are refused") {
+    heap_rig r{{device_of(16_MiB), device_of(16_MiB)}};
+    CHECK(&r.heap(0) == &r.heap(0));
+    CHECK(&r.heap(0) != &r.heap(1));
+    CHECK(r.of().heap(node_id{4711}).code() == errc::unknown_node);
+    CHECK(r.heap(0).node() == r.device(0));
+}
+
+TEST_CASE("heap: a device without faults as well") {
+    heap_rig r{{device_of(32_MiB, false)}};
+    auto* block = r.make<std::uint64_t>(5_MiB);
+    r.fill_on_device<std::uint64_t>(block, 5_MiB, 9);
+    CHECK(r.count_wrong_on_device<std::uint64_t>(block, 5_MiB, 9) == 0);
+    CHECK(r.heap().deallocate(block, r.line().id()));
+}
+
+TEST_CASE("heap: as a memory resource, in queue order") {
+    heap_rig r;
+    heap_resource memory{r.heap(), port_of(r.of()).queues(), pool_tag{3}};
+    const stream_ref on{r.line()};
+    void* one = memory.allocate(on, 1_MiB);
+    CHECK(r.heap().find(one).value().tag == pool_tag{3});
+    CHECK(r.heap().find(one).value().queue == r.line().id());
+    memory.deallocate(on, one, 1_MiB);
+    CHECK(memory.allocate(on, 1_MiB) == one);
+    memory.deallocate(on, one, 1_MiB);
+    CHECK_THROWS_AS(static_cast<void>(memory.allocate_sync(1_GiB)), out_of_memory);
+    CHECK(memory.is_equal(heap_resource{r.heap(), {}, pool_tag{3}}));
+    CHECK(!memory.is_equal(heap_resource{r.heap()}));
+    CHECK(memory.trim() > 0);
+    static_assert(!std::is_base_of_v<std::pmr::memory_resource, heap_resource>);
+}

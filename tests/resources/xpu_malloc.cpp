@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/resources/xpu_malloc.hpp>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <sys/mman.h>
+
+using namespace xmm;
+using namespace xmm::literals;
+
+namespace {
+
+// A device without memory: addresses that nobody can touch, frames that are only counted, and queues whose
+// work is done when the test says so.
+class paper_device final : public frame_port {
+public:
+    explicit paper_device(std::size_t bytes) : left_{bytes} {}
+    ~paper_device() {
+        CHECK(frames_ == 0);
+        for (const auto& [begin, whole] : reserved_) {
+            ::munmap(to_pointer(whole.begin), whole.bytes);
+        }
+    }
+
+    result<address> reserve(std::size_t bytes, std::size_t slot_bytes) noexcept override {
+        void* at = ::mmap(nullptr, bytes + slot_bytes, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        const address begin = align_up(to_address(at), slot_bytes);
+        std::lock_guard guard{lock_};
+        reserved_[begin] = {to_address(at), bytes + slot_bytes};
+        return begin;
+    }
+    void release(va_range reservation) noexcept override {
+        std::lock_guard guard{lock_};
+        const auto found = reserved_.find(reservation.begin);
+        ::munmap(to_pointer(found->second.begin), found->second.bytes);
+        reserved_.erase(found);
+    }
+    result<port_frame> create(std::size_t bytes) noexcept override {
+        std::lock_guard guard{lock_};
+        if (bytes > left_) {
+            return fail(errc::no_memory, "the paper is full");
+        }
+        left_ -= bytes;
+        ++frames_;
+        return port_frame{new char};
+    }
+    void drop(port_frame one, std::size_t bytes) noexcept override {
+        std::lock_guard guard{lock_};
+        left_ += bytes;
+        --frames_;
+        delete static_cast<char*>(one.handle);
+    }
+    status map(address, port_frame, std::size_t) noexcept override { return {}; }
+    void unmap(address, port_frame, std::size_t) noexcept override {}
+    result<ticket> record(queue_id queue) noexcept override {
+        if (queue.value > 100) {
+            return fail(errc::invalid_argument, "no such queue");
+        }
+        return queue.value == 0 ? ticket{} : ticket{queue, submitted_[queue.value]};
+    }
+    bool is_done(ticket point) noexcept override {
+        return point.value == 0 || done_[point.queue.value] >= point.value;
+    }
+    status wait(ticket point) noexcept override {
+        if (!is_done(point)) {
+            ++waits;
+            done_[point.queue.value] = point.value;
+        }
+        return {};
+    }
+
+    void submit(queue_id queue) { ++submitted_[queue.value]; }
+    void complete(queue_id queue) { done_[queue.value] = submitted_[queue.value].load(); }
+    [[nodiscard]] std::size_t left() {
+        std::lock_guard guard{lock_};
+        return left_;
+    }
+    std::atomic<int> waits{0};
+
+private:
+    std::mutex lock_;
+    std::size_t left_;
+    std::size_t frames_ = 0;
+    std::map<address, va_range> reserved_;
+    std::array<std::atomic<std::uint64_t>, 101> submitted_{};
+    std::array<std::atomic<std::uint64_t>, 101> done_{};
+};
+
+constexpr node_id device{3};
+constexpr queue_id first{1};
+constexpr queue_id second{2};
+
+struct rig {
+    paper_device paper;
+    xpu_malloc heap;
+
+    explicit rig(std::size_t bytes = 256_MiB, malloc_options options = {},
+                 malloc_surroundings around = {})
+        : paper{bytes}, heap{paper, device, options, around} {
+        for (std::uint32_t queue = 1; queue <= 20; ++queue) {
+            paper.submit({queue});
+        }
+    }
+    void* make(std::size_t bytes, queue_id queue = first, pool_tag tag = {}) {
+        return heap.allocate({.bytes = bytes, .queue = queue, .tag = tag}).value();
+    }
+    [[nodiscard]] std::int64_t now(heap_metric metric) { return heap.figures().of(metric).current; }
+};
+
+// A size of each kind: small, where a jemalloc is linked in, and of the extent heap.
+constexpr std::size_t sizes[] = {100, 5000, 32768, 32769, 3'000'000, 40'000'000};
+
+}  // namespace
+
+TEST_CASE("xpu_malloc: what a queue gives back, it gets again at once") {
+    rig r;
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        void* one = r.make(bytes);
+        CHECK(to_address(one) % 256 == 0);
+        CHECK(r.heap.deallocate(one, first));
+        void* again = r.make(bytes);
+        CHECK(again == one);
+        CHECK(r.heap.deallocate(again));  // on its own queue
+    }
+    CHECK(r.paper.waits == 0);
+    CHECK(r.now(heap_metric::allocation) == 0);
+}
+
+TEST_CASE("xpu_malloc: what another queue used last waits for that queue") {
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        rig r;
+        void* one = r.make(bytes);
+        CHECK(r.heap.deallocate(one, second));
+        CHECK(r.now(heap_metric::allocation) == 0);
+        CHECK(r.now(heap_metric::active) == 1);
+        void* other = r.make(bytes);
+        CHECK(other != one);
+        CHECK(r.heap.deallocate(one, second).code == errc::invalid_argument);  // given back already
+        CHECK(r.heap.find(one).code() == errc::not_mapped);
+        r.paper.complete(second);
+        void* third = r.make(bytes);
+        CHECK(third == one);
+        CHECK(r.heap.deallocate(other, first));
+        CHECK(r.heap.deallocate(third, first));
+        CHECK(r.now(heap_metric::active) == 0);
+        CHECK(r.paper.waits == 0);
+    }
+}
+
+TEST_CASE("xpu_malloc: each queue that a block was lent to is awaited") {
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        rig r;
+        void* one = r.make(bytes);
+        CHECK(r.heap.record_use(one, second));
+        CHECK(r.heap.record_use(one, second));
+        CHECK(r.heap.record_use(one, queue_id{5}));
+        CHECK(r.heap.record_use(one, first));  // its own: nothing to note
+        CHECK(r.heap.deallocate(one, first));
+        r.paper.complete(second);
+        void* other = r.make(bytes);
+        CHECK(other != one);
+        r.paper.complete(queue_id{5});
+        void* third = r.make(bytes);
+        CHECK(third == one);
+        // The notes are gone with the first life.
+        CHECK(r.heap.deallocate(third, first));
+        CHECK(r.make(bytes) == one);
+    }
+}
+
+TEST_CASE("xpu_malloc: more lenders than a note holds are waited for on the spot") {
+    rig r;
+    void* one = r.make(1_MiB);
+    for (std::uint32_t queue = 2; queue <= 12; ++queue) {
+        CHECK(r.heap.record_use(one, {queue}));
+    }
+    CHECK(r.heap.deallocate(one, first));
+    CHECK(r.paper.waits == 5);  // eleven queues, six notes
+    for (std::uint32_t queue = 2; queue <= 12; ++queue) {
+        r.paper.complete({queue});
+    }
+    CHECK(r.make(1_MiB) == one);
+}
+
+TEST_CASE("xpu_malloc: bad input is refused and changes nothing") {
+    rig r;
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        auto* one = static_cast<std::byte*>(r.make(bytes));
+        const auto before = r.now(heap_metric::allocated_bytes);
+        CHECK(r.heap.deallocate(one + 1).code == errc::invalid_argument);
+        CHECK(r.heap.deallocate(one + bytes - 1).code == errc::invalid_argument);
+        CHECK(r.heap.record_use(one + 1, second).code == errc::invalid_argument);
+        CHECK(r.heap.record_use(one, queue_id{101}).code == errc::invalid_argument);
+        CHECK(r.now(heap_metric::allocated_bytes) == before);
+        CHECK(r.heap.find(one).value().range.begin == xmm::to_address(one));
+        CHECK(r.heap.deallocate(one));
+        CHECK(r.heap.deallocate(one).code == errc::invalid_argument);
+    }
+    int plain = 0;
+    CHECK(r.heap.deallocate(&plain).code == errc::not_mapped);
+    CHECK(r.heap.deallocate(nullptr).code == errc::not_mapped);
+    CHECK(r.heap.record_use(&plain, second).code == errc::not_mapped);
+    CHECK(!r.heap.owns(&plain));
+    CHECK(r.heap.allocate({.bytes = 1, .alignment = 3}).code() == errc::invalid_argument);
+    CHECK(r.heap.allocate({.bytes = 1, .alignment = 0}).code() == errc::invalid_argument);
+    CHECK(r.heap.allocate({.bytes = SIZE_MAX}).code() == errc::no_memory);
+    CHECK(r.heap.allocate({.bytes = SIZE_MAX / 2}).code() == errc::no_memory);
+    CHECK(r.heap.allocate({.bytes = 1, .queue = {101}}).code() == errc::invalid_argument);
+    CHECK(r.heap.deallocate(r.make(0)));  // nothing is still a block
+}
+
+TEST_CASE("xpu_malloc: pointers into a block find it, its queue and tag") {
+    rig r;
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        auto* one = static_cast<std::byte*>(r.make(bytes, second, pool_tag{7}));
+        for (const std::size_t offset : {std::size_t{0}, bytes / 2, bytes - 1}) {
+            const block_info found = r.heap.find(one + offset).value();
+            CHECK(found.node == device);
+            CHECK(found.range.begin == xmm::to_address(one));
+            CHECK(found.range.bytes >= bytes);
+            CHECK(found.queue == second);
+            CHECK(found.tag == pool_tag{7});
+        }
+        CHECK(r.heap.deallocate(one));
+        CHECK(r.heap.find(one).code() == errc::not_mapped);
+    }
+}
+
+TEST_CASE("xpu_malloc: every alignment") {
+    rig r;
+    for (std::size_t alignment = 1; alignment <= 16_MiB; alignment *= 2) {
+        for (const std::size_t bytes : {std::size_t{1}, std::size_t{4000}, std::size_t{100'000}}) {
+            CAPTURE(alignment);
+            void* one =
+                r.heap.allocate({.bytes = bytes, .alignment = alignment, .queue = first}).value();
+            CHECK(to_address(one) % std::max<std::size_t>(alignment, 256) == 0);
+            CHECK(r.heap.deallocate(one));
+        }
+    }
+}
+
+TEST_CASE("xpu_malloc: what a thread keeps comes back when it ends") {
+    rig r;
+    std::set<void*> given;
+    std::thread([&] {
+        std::vector<void*> all;
+        for (int i = 0; i < 10; ++i) {
+            all.push_back(r.make(1000));
+        }
+        for (void* one : all) {
+            given.insert(one);
+            CHECK(r.heap.deallocate(one, first));
+        }
+    }).join();
+    std::size_t met = 0;
+    for (int i = 0; i < 64; ++i) {
+        met += given.count(r.make(1000));
+    }
+    CHECK(met == given.size());
+}
+
+TEST_CASE("xpu_malloc: blocks go back from any thread, and to the shelf they are from") {
+    rig r;
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        void* one = r.make(bytes, second);
+        std::thread([&] { CHECK(r.heap.deallocate(one)); }).join();
+        void* of_first = r.make(bytes, first);
+        CHECK(of_first != one);
+        CHECK(r.heap.find(of_first).value().queue == first);
+        void* of_second = r.make(bytes, second);
+        CHECK(r.heap.find(of_second).value().queue == second);
+        CHECK((bytes <= 32_KiB || of_second == one));
+    }
+}
+
+TEST_CASE("xpu_malloc: in need the user is asked, and its answer decides") {
+    struct giver {
+        rig* r;
+        std::vector<void*> spare;
+        int asked = 0;
+    };
+    rig r{64_MiB};
+    giver one{&r, {}, 0};
+    for (int i = 0; i < 3; ++i) {
+        one.spare.push_back(r.make(16_MiB));
+    }
+    r.heap.set_shortage_callback(
+        [](std::size_t bytes, void* context) {
+            auto& me = *static_cast<giver*>(context);
+            CHECK(bytes == 40_MiB);
+            ++me.asked;
+            if (me.spare.empty()) {
+                return false;
+            }
+            CHECK(me.r->heap.deallocate(me.spare.back()));
+            me.spare.pop_back();
+            return true;
+        },
+        &one);
+    void* large = r.make(40_MiB);
+    CHECK(one.asked == 2);
+    CHECK(one.spare.size() == 1);
+    CHECK(r.heap.deallocate(large));
+    // Nothing to give any more: a clear refusal, and all is as before.
+    one.spare.push_back(r.make(16_MiB));
+    one.spare.push_back(r.make(16_MiB));
+    std::vector<void*> kept;
+    kept.swap(one.spare);
+    const auto before = r.now(heap_metric::allocated_bytes);
+    CHECK(r.heap.allocate({.bytes = 40_MiB, .queue = first}).code() == errc::no_memory);
+    CHECK(one.asked == 3);
+    CHECK(r.now(heap_metric::allocated_bytes) == before);
+    CHECK(r.heap.figures().of(heap_count::ooms) == 1);
+    for (void* block : kept) {
+        CHECK(r.heap.find(block).has_value());
+        CHECK(r.heap.deallocate(block));
+    }
+}
+
+TEST_CASE("xpu_malloc: in need placement is asked last") {
+    struct other_memory {
+        paper_device* paper = nullptr;
+        std::vector<port_frame> held;
+        int asked = 0;
+    } other;
+    rig r{64_MiB, {}, {&other, [](void* self, std::size_t) noexcept -> std::size_t {
+                           auto& me = *static_cast<other_memory*>(self);
+                           ++me.asked;
+                           if (me.held.empty()) {
+                               return 0;
+                           }
+                           me.paper->drop(me.held.back(), 16_MiB);
+                           me.held.pop_back();
+                           return 16_MiB;
+                       }}};
+    other.paper = &r.paper;
+    for (int i = 0; i < 3; ++i) {
+        other.held.push_back(r.paper.create(16_MiB).value());
+    }
+    void* large = r.make(30_MiB);
+    CHECK(other.asked > 0);
+    CHECK(r.heap.deallocate(large));
+    for (const port_frame one : other.held) {
+        r.paper.drop(one, 16_MiB);
+    }
+}
+
+TEST_CASE("xpu_malloc: in need what queues still use is waited for before anybody is asked") {
+    rig r{64_MiB};
+    void* one = r.make(40_MiB);
+    bool was_asked = false;
+    r.heap.set_shortage_callback(
+        [](std::size_t, void* asked) {
+            *static_cast<bool*>(asked) = true;
+            return false;
+        },
+        &was_asked);
+    CHECK(r.heap.deallocate(one, second));
+    void* other = r.make(40_MiB);
+    CHECK(r.paper.waits > 0);
+    CHECK(!was_asked);
+    CHECK(r.heap.deallocate(other));
+}
+
+TEST_CASE("xpu_malloc: trimmed memory is the device's again") {
+    rig r;
+    std::vector<void*> all;
+    for (const std::size_t bytes : sizes) {
+        all.push_back(r.make(bytes));
+        all.push_back(r.make(bytes, second));
+    }
+    const std::size_t held = 256_MiB - r.paper.left();
+    CHECK(held > 0);
+    for (void* one : all) {
+        CHECK(r.heap.deallocate(one));
+    }
+    const std::size_t before = r.paper.left();
+    const std::size_t gone = r.heap.trim();
+    CHECK(r.paper.left() == before + gone);
+    CHECK(r.paper.left() == 256_MiB);
+    CHECK(r.now(heap_metric::reserved_bytes) == 0);
+}
+
+TEST_CASE("xpu_malloc: tags are trimmed apart") {
+    rig r;
+    void* weights = r.make(40_MiB, first, pool_tag{1});
+    void* activations = r.make(40_MiB, first, pool_tag{2});
+    CHECK(r.heap.deallocate(weights));
+    CHECK(r.heap.deallocate(activations));
+    const std::size_t before = r.paper.left();
+    const std::size_t gone = r.heap.trim(pool_tag{1});
+    CHECK(gone >= 38_MiB);
+    CHECK(r.paper.left() == before + gone);
+    CHECK(r.heap.trim(pool_tag{1}) == 0);
+    CHECK(r.heap.trim(pool_tag{2}) >= 38_MiB);
+    CHECK(r.paper.left() == 256_MiB);
+}
+
+TEST_CASE("xpu_malloc: without jemalloc everything works") {
+    rig r{256_MiB, {.uses_jemalloc = false}};
+    for (const std::size_t bytes : sizes) {
+        void* one = r.make(bytes);
+        CHECK(r.heap.deallocate(one, second));
+        CHECK(r.heap.deallocate(one).code == errc::invalid_argument);
+        r.paper.complete(second);
+        CHECK(r.make(bytes) == one);
+    }
+}
+
+TEST_CASE("xpu_malloc: threads and queues at random, no two blocks overlap") {
+    rig r{1_GiB};
+    std::atomic<bool> is_wrong{false};
+    std::vector<std::thread> threads;
+    std::mutex lock;
+    std::map<address, std::size_t> live;  // under lock
+    for (std::uint32_t t = 1; t <= 4; ++t) {
+        threads.emplace_back([&, t] {
+            std::minstd_rand generator{t};
+            const auto random = [&] { return static_cast<std::uint32_t>(generator()); };
+            std::vector<std::pair<void*, std::size_t>> mine;
+            for (int i = 0; i < 4000; ++i) {
+                const queue_id queue{1 + random() % 3};
+                if (mine.size() < 50 || random() % 2 == 0) {
+                    const std::size_t bytes = std::size_t{1} << random() % 21;
+                    result<void*> made = r.heap.allocate({.bytes = bytes, .queue = queue});
+                    if (!made) {
+                        is_wrong = true;
+                        continue;
+                    }
+                    const address at = to_address(*made);
+                    std::lock_guard guard{lock};
+                    const auto after = live.lower_bound(at);
+                    is_wrong = is_wrong || (after != live.end() && after->first < at + bytes) ||
+                               (after != live.begin() &&
+                                std::prev(after)->first + std::prev(after)->second > at);
+                    live[at] = bytes;
+                    mine.emplace_back(*made, bytes);
+                } else {
+                    const std::size_t which = random() % mine.size();
+                    std::swap(mine[which], mine.back());
+                    with(lock, [&] { live.erase(to_address(mine.back().first)); });
+                    if (random() % 4 == 0) {
+                        is_wrong =
+                            is_wrong || !r.heap.record_use(mine.back().first, {1 + random() % 3});
+                    }
+                    is_wrong = is_wrong || !r.heap.deallocate(mine.back().first, {random() % 4});
+                    mine.pop_back();
+                }
+                if (random() % 16 == 0) {
+                    r.paper.complete({1 + random() % 3});
+                    r.paper.submit({1 + random() % 3});
+                }
+                if (random() % 512 == 0) {
+                    static_cast<void>(r.heap.trim());
+                }
+            }
+            for (const auto& [block, bytes] : mine) {
+                with(lock, [&] { live.erase(to_address(block)); });
+                is_wrong = is_wrong || !r.heap.deallocate(block);
+            }
+        });
+    }
+    for (std::thread& one : threads) {
+        one.join();
+    }
+    CHECK(!is_wrong);
+    for (std::uint32_t queue = 1; queue <= 3; ++queue) {
+        r.paper.complete({queue});
+    }
+    static_cast<void>(r.heap.trim());
+    CHECK(r.now(heap_metric::active) == 0);
+    CHECK(r.paper.left() == 1_GiB);
+}
