@@ -15,6 +15,9 @@
 namespace xmm {
 
 enum class lock_rank : std::uint8_t {
+    // guards: the extents of one jemalloc arena
+    // may: reserve addresses, take frames          may not: call jemalloc or user code
+    extent_hooks,
     // guards: the blocks of one extent heap, or of one size of a pool
     // may: reserve addresses, take frames, ask a queue  may not: call user code or the upstream
     extent_heap,
@@ -54,9 +57,9 @@ enum class lock_rank : std::uint8_t {
 };
 
 [[nodiscard]] constexpr const char* name_of(lock_rank rank) noexcept {
-    constexpr const char* names[] = {"extent_heap", "device_frames", "address_space", "region",
-                                     "gate",        "tree",          "page",          "page_list",
-                                     "frame_pool",  "backend_queue", "ledger",        "leaf"};
+    constexpr const char* names[] = {
+        "extent_hooks", "extent_heap", "device_frames", "address_space", "region", "gate", "tree",
+        "page",         "page_list",   "frame_pool",    "backend_queue", "ledger", "leaf"};
     return names[static_cast<unsigned>(rank)];
 }
 

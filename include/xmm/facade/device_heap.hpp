@@ -28,8 +28,8 @@ public:
     [[nodiscard]] xpu_malloc& heap() noexcept { return heap_; }
 
     std::size_t give_back(std::size_t bytes) noexcept override {
-        const std::size_t idle = heap_.frames().idle_bytes();
-        return heap_.frames().trim(idle > bytes ? idle - bytes : 0);
+        const std::size_t held = heap_.frames().counts().reserved_bytes;
+        return heap_.frames().trim(held > bytes ? held - bytes : 0);
     }
 
 private:

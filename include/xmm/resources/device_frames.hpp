@@ -51,12 +51,25 @@ struct frame_counts {
     std::size_t moved_bytes = 0;
 };
 
+// Told which addresses are whose, under the user's lock. It must not call back.
+class span_observer {
+public:
+    // False: no memory to note it; then the reservation fails.
+    [[nodiscard]] virtual bool reserved(const slot_span& span) noexcept = 0;
+    virtual void released(const slot_span& span) noexcept = 0;
+
+protected:
+    ~span_observer() = default;
+};
+
 class device_frames {
 public:
     using options = device_frames_options;
 
-    explicit device_frames(frame_port& port, options chosen = {}) noexcept
-        : port_{&port}, options_{chosen} {}
+    // The port and the observer outlive it.
+    explicit device_frames(frame_port& port, options chosen = {},
+                           span_observer* observer = nullptr) noexcept
+        : port_{&port}, options_{chosen}, observer_{observer} {}
     device_frames(const device_frames&) = delete;
     device_frames& operator=(const device_frames&) = delete;
     ~device_frames() { XMM_ASSERT(users_ == nullptr, "a heap outlives the frames of its device"); }
@@ -105,6 +118,36 @@ public:
     std::size_t trim(std::size_t keep_bytes) noexcept { return trim_where(keep_bytes, nullptr); }
     std::size_t trim(std::size_t keep_bytes, std::uint32_t tag) noexcept {
         return trim_where(keep_bytes, &tag);
+    }
+
+    // Of frames that no block needs now. Heaps that are busy are left out.
+    [[nodiscard]] std::size_t idle_bytes() noexcept {
+        return with(lock_, [&] {
+            errand job;
+            list_idle_locked(job);
+            std::size_t bytes = 0;
+            for (const auto* list : {&idle_, &others_}) {
+                for (const idle_slot& one : *list) {
+                    bytes += one.span->slot_bytes();
+                }
+            }
+            return bytes;
+        });
+    }
+    // Of frames behind the addresses of users with that tag.
+    [[nodiscard]] std::size_t reserved_bytes(std::uint32_t tag) const noexcept {
+        return with(lock_, [&] {
+            std::size_t bytes = 0;
+            for (const frame_user* user = users_; user != nullptr; user = user->next_) {
+                for (const slot_span* span = user->spans_; span != nullptr && user->tag_ == tag;
+                     span = span->next_) {
+                    for (std::size_t slot = 0; slot < span->count_; ++slot) {
+                        bytes += span->frames_[slot] ? span->slot_bytes() : 0;
+                    }
+                }
+            }
+            return bytes;
+        });
     }
 
     // Live bytes came (or went): what users asked for, not what it costs. The budget follows their peak.
@@ -206,6 +249,7 @@ private:
     mutable ranked_mutex<lock_rank::device_frames> lock_;
     frame_port* const port_;
     const options options_;
+    span_observer* const observer_;
     frame_user* users_ = nullptr;  // guarded by lock_, as all below
     frame_counts counts_;
     std::vector<idle_slot> idle_;    // what list_idle_locked found, of the size that is wanted
@@ -231,7 +275,7 @@ inline result<slot_span*> device_frames::reserve_locked(frame_user& user, std::s
     const va_range range{*base, bytes};
     const auto shift = static_cast<unsigned>(std::countr_zero(slot_bytes));
     std::unique_ptr<slot_span> span{new (std::nothrow) slot_span{user, range, shift}};
-    if (!span || !span->make_slots()) {
+    if (!span || !span->make_slots() || (observer_ != nullptr && !observer_->reserved(*span))) {
         port_->release(range);
         return fail(errc::no_memory, "no memory for the records of slots");
     }
@@ -248,7 +292,7 @@ inline result<slot_span*> device_frames::reserve_locked(frame_user& user, std::s
 
 inline result<slot_span*> device_frames::reserve(std::size_t bytes, std::size_t slot_bytes,
                                                  queue_id queue, std::uint32_t tag) noexcept {
-    std::unique_ptr<frame_user> user{new (std::nothrow) frame_user{queue, tag}};
+    std::unique_ptr<frame_user> user{new (std::nothrow) frame_user{queue, tag, true}};
     if (!user) {
         return fail(errc::no_memory, "no memory for the records of slots");
     }
@@ -305,6 +349,9 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
             // The queue is lost: nothing of it runs any more.
             with(lock_, [&] { user.done_ = user.stamp_; });
         }
+    }
+    if (observer_ != nullptr) {
+        observer_->released(*span);
     }
     port_->release(span->range_);
 }
@@ -499,6 +546,7 @@ inline device_frames::outcome device_frames::drop_coldest_locked(
         } else if (claim_locked(victim, job, taken)) {
             port_->unmap(victim.span->slot_begin(victim.slot), taken, victim.span->slot_bytes());
             drop_locked(taken, victim.span->slot_bytes());
+            job.until = until;  // of those that were passed by
             return outcome::done;
         }
     }
@@ -533,17 +581,23 @@ inline std::size_t device_frames::trim_where(std::size_t keep_bytes,
             end_finished_stale_locked();
             job.is_listed = false;
             list_idle_locked(job);
+            ticket passed_by;
             while (counts_.reserved_bytes > keep_bytes) {
                 const std::size_t before = counts_.reserved_bytes;
+                job.until = {};
                 end = drop_coldest_locked(job, others_);
+                passed_by = passed_by.value != 0 ? passed_by : job.until;
                 if (end != outcome::done) {
                     break;
                 }
                 dropped += before - counts_.reserved_bytes;
                 end = outcome::none;
             }
-            if (end == outcome::none && counts_.reserved_bytes > keep_bytes && job.has_skipped &&
-                job.retries < most_retries) {
+            const bool is_worth_it = end == outcome::none && counts_.reserved_bytes > keep_bytes;
+            if (is_worth_it && passed_by.value != 0) {
+                job.until = passed_by;  // in front of one that could go
+                end = outcome::wait;
+            } else if (is_worth_it && job.has_skipped && job.retries < most_retries) {
                 job.until = {};
                 end = outcome::wait;
             }
@@ -652,11 +706,13 @@ inline bool device_frames::is_finished_locked(frame_user& user, std::uint64_t st
         }
     }
     result<ticket> now = port_->record(user.queue_);
-    if (!now) {
+    // Nothing runs any more on a queue that is gone, nor on a device that is lost.
+    const bool is_over = now.code() == errc::invalid_argument || now.code() == errc::device_lost;
+    if (!now && !is_over) {
         until = {};
         return false;
     }
-    if (port_->is_done(*now)) {
+    if (is_over || port_->is_done(*now)) {
         user.done_ = user.listed_;
         user.points_used_ = 0;  // earlier ones of the same queue
         return true;

@@ -48,18 +48,16 @@ public:
     // Blocks that are left go with it.
     ~extent_heap() { release_all(); }
 
-    // At least 512 bytes aligned; alignment is a power of two up to 2 MiB. The block may be used by work of
+    // At least 512 bytes aligned; alignment is a power of two. The block may be used by work of
     // this heap's queue at once, by other queues' after that.
     [[nodiscard]] result<void*> allocate(std::size_t bytes,
                                          std::size_t alignment = extent_unit_bytes) noexcept {
         if (bytes == 0 || bytes > most_bytes || !std::has_single_bit(alignment) ||
-            alignment > page_bytes) {
+            alignment > most_bytes) {
             return fail(errc::invalid_argument, "zero bytes, too many, or an odd alignment");
         }
-        return with(user_.lock(), [&] {
-            return allocate_locked(align_up(bytes, extent_unit_bytes),
-                                   std::max(alignment, extent_unit_bytes));
-        });
+        return with(user_.lock(),
+                    [&] { return allocate_locked(bytes, std::max(alignment, extent_unit_bytes)); });
     }
     // All use of the block is done, or was submitted to this heap's queue.
     void deallocate(void* pointer) noexcept {
@@ -69,6 +67,33 @@ public:
         if (block != nullptr) {
             deallocate_locked(*block);
         }
+    }
+
+    // The program gives the block back, while work may still use it: end_free comes later. False, and nothing has
+    // changed, if no block in the program's hands begins there.
+    [[nodiscard]] bool begin_free(address at, std::size_t& bytes, std::size_t& requested) noexcept {
+        std::lock_guard guard{user_.lock()};
+        extent* block = blocks_.find(at);
+        if (block == nullptr || block->is_pending) {
+            return false;
+        }
+        block->is_pending = true;
+        bytes = block->range.bytes;
+        requested = block->requested;
+        return true;
+    }
+    void end_free(address at) noexcept { deallocate(to_pointer(at)); }
+    // Both at once.
+    [[nodiscard]] bool try_free(address at, std::size_t& bytes, std::size_t& requested) noexcept {
+        std::lock_guard guard{user_.lock()};
+        extent* block = blocks_.find(at);
+        if (block == nullptr || block->is_pending) {
+            return false;
+        }
+        bytes = block->range.bytes;
+        requested = block->requested;
+        deallocate_locked(*block);
+        return true;
     }
 
     // Of the block that begins there; empty if none does.
@@ -87,7 +112,7 @@ public:
                 }
                 for (const extent* at = chain->first; at != nullptr; at = at->after) {
                     if (!at->is_free && at->range.contains(to_address(pointer))) {
-                        return at->range;
+                        return at->is_pending ? va_range{} : at->range;
                     }
                 }
             }
@@ -111,10 +136,14 @@ public:
     // fn(va_range, bool is_free) for each extent, span by span in order of address; under the heap's lock.
     template <class Fn>
     void for_each(Fn&& fn) const {
+        for_each_extent([&](const extent& one) { fn(one.range, one.is_free); });
+    }
+    template <class Fn>
+    void for_each_extent(Fn&& fn) const {
         std::lock_guard guard{user_.lock()};
         for (const span_chain* chain = spans_; chain != nullptr; chain = chain->next) {
             for (const extent* at = chain->first; at != nullptr; at = at->after) {
-                fn(at->range, at->is_free);
+                fn(*at);
             }
         }
     }
@@ -161,7 +190,8 @@ private:
     static constexpr std::size_t most_bytes = std::size_t{1} << 46;
     static constexpr std::size_t report_bytes = std::size_t{1} << 20;
 
-    [[nodiscard]] result<void*> allocate_locked(std::size_t bytes, std::size_t alignment) noexcept;
+    [[nodiscard]] result<void*> allocate_locked(std::size_t requested,
+                                                std::size_t alignment) noexcept;
     void deallocate_locked(extent& block) noexcept;
 
     [[nodiscard]] place find_place_locked(std::uint32_t area, std::size_t bytes,
@@ -292,8 +322,9 @@ inline extent_heap::place extent_heap::find_place_locked(std::uint32_t area, std
     return best;
 }
 
-inline result<void*> extent_heap::allocate_locked(std::size_t bytes,
+inline result<void*> extent_heap::allocate_locked(std::size_t requested,
                                                   std::size_t alignment) noexcept {
+    const std::size_t bytes = align_up(requested, extent_unit_bytes);
     if (!records_.reserve(3) || !blocks_.reserve_one()) {
         return fail(errc::no_memory, "no memory for the records of blocks");
     }
@@ -306,7 +337,9 @@ inline result<void*> extent_heap::allocate_locked(std::size_t bytes,
         report_live_locked();
         const std::size_t slot_bytes = wanted_slot_bytes(bytes);
         if (where.within == nullptr || slot_bytes >= 4 * areas_[area].largest_slot) {
-            const status added = add_span_locked(area, bytes, slot_bytes);
+            // A span begins at a slot.
+            const std::size_t slack = alignment > slot_bytes ? alignment : 0;
+            const status added = add_span_locked(area, bytes + slack, slot_bytes);
             if (!added && where.within == nullptr) {
                 return added;
             }
@@ -319,6 +352,8 @@ inline result<void*> extent_heap::allocate_locked(std::size_t bytes,
         return backed;
     }
     block.born = born;
+    block.requested = requested;
+    block.is_pending = false;
     blocks_.insert(block);
     count_live_locked(static_cast<std::ptrdiff_t>(bytes));
     return to_pointer(block.range.begin);

@@ -4,7 +4,7 @@
 // Model    One per arena. Extents are carved one behind the other from a few large reservations of address
 //          space in slots of 2 MiB, so that small extents share a slot. A slot has a frame while any byte of
 //          it is committed: jemalloc commits what it first uses and decommits what is purged.
-// Threads  Any. One lock, rank extent_heap, held while frames are asked for; jemalloc's own come before it.
+// Threads  Any. One lock, rank extent_hooks, held while frames are asked for; jemalloc's own come before it.
 // Failure  A hook that fails answers jemalloc in its own terms and leaves everything as it was; the reason is
 //          kept. Without frames to be had no further address space is taken. Nothing here touches the memory,
 //          reclaims, or calls user code.
@@ -56,7 +56,8 @@ class extent_hooks final : private jemalloc_hooks {
 public:
     static constexpr std::size_t slot_bytes = page_bytes;
 
-    extent_hooks(Frames& frames, queue_id queue) noexcept : frames_{frames}, queue_{queue} {
+    extent_hooks(Frames& frames, queue_id queue, std::uint32_t tag = 0) noexcept
+        : frames_{frames}, queue_{queue}, tag_{tag} {
         alloc = &on_alloc;
         dalloc = &on_dalloc;
         destroy = &on_destroy;
@@ -228,7 +229,7 @@ private:
             last_failure_ = fail(errc::no_memory, "the host has no memory for records");
             return nullptr;
         }
-        auto span = frames_.reserve(wanted, slot_bytes, queue_);
+        auto span = frames_.reserve(wanted, slot_bytes, queue_, tag_);
         if (!span) {
             last_failure_ = span.error();
             return nullptr;
@@ -334,9 +335,10 @@ private:
     }
 
     // (C) constant once made  (A) atomic  (L) under lock_
-    Frames& frames_;        // (C)
-    const queue_id queue_;  // (C)
-    ranked_mutex<lock_rank::extent_heap> lock_;
+    Frames& frames_;           // (C)
+    const queue_id queue_;     // (C)
+    const std::uint32_t tag_;  // (C)
+    ranked_mutex<lock_rank::extent_hooks> lock_;
     std::array<reservation, most_reservations>
         reservations_;                       // (L) spans and ranges (C) below count_
     std::atomic<std::size_t> count_{0};      // (A,L)

@@ -30,8 +30,10 @@ struct extent {
     extent* bin_before = nullptr;  // in the bin, while free; the next unused record, while neither
     extent* bin_after = nullptr;
     lifetimes::birth born;
+    std::size_t requested = 0;  // of a block: what was asked for
     std::uint32_t area = 0;
     bool is_free = false;
+    bool is_pending = false;  // given back by the program, but work may still use it
 };
 
 // Free extents by size.

@@ -31,13 +31,15 @@ class frame_user {
 public:
     using lock_type = ranked_mutex<lock_rank::extent_heap>;
 
-    explicit frame_user(queue_id queue, std::uint32_t tag = 0) noexcept
-        : queue_{queue}, tag_{tag} {}
+    // A user of one span only is made and owned by device_frames.
+    explicit frame_user(queue_id queue, std::uint32_t tag = 0, bool is_of_one_span = false) noexcept
+        : queue_{queue}, tag_{tag}, is_of_one_span_{is_of_one_span} {}
     frame_user(const frame_user&) = delete;
     frame_user& operator=(const frame_user&) = delete;
 
     [[nodiscard]] queue_id queue() const noexcept { return queue_; }
     [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
+    [[nodiscard]] bool is_of_one_span() const noexcept { return is_of_one_span_; }
     [[nodiscard]] lock_type& lock() const noexcept { return lock_; }
 
 private:
@@ -54,6 +56,7 @@ private:
     mutable lock_type lock_;      // (U) in the legend below, (D) is the lock of device_frames
     const queue_id queue_;        //       constant
     const std::uint32_t tag_;     //       constant
+    const bool is_of_one_span_;   //       constant
     slot_span* spans_ = nullptr;  // (U,D) first of its spans; two letters: written under both
     std::uint64_t stamp_ = 0;     // (U)   of the latest release
     frame_user* next_ = nullptr;  // (D)   next of the users that have spans

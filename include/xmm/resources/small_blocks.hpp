@@ -123,8 +123,8 @@ public:
     static constexpr std::size_t largest_alignment = 4096;
 
     // An arena for that queue. Takes no device memory yet.
-    [[nodiscard]] static result<std::unique_ptr<small_blocks>> make(Frames& frames,
-                                                                    queue_id queue) noexcept;
+    [[nodiscard]] static result<std::unique_ptr<small_blocks>> make(Frames& frames, queue_id queue,
+                                                                    std::uint32_t tag = 0) noexcept;
 
     small_blocks(const small_blocks&) = delete;
     small_blocks& operator=(const small_blocks&) = delete;
@@ -188,8 +188,9 @@ private:
     }
     static constexpr int no_cache_flags = 1 << 8;
 
-    small_blocks(Frames& frames, queue_id queue, const jemalloc_functions& functions) noexcept
-        : functions_{functions}, hooks_{frames, queue} {}
+    small_blocks(Frames& frames, queue_id queue, std::uint32_t tag,
+                 const jemalloc_functions& functions) noexcept
+        : functions_{functions}, hooks_{frames, queue, tag} {}
 
     [[nodiscard]] std::uint32_t number() const noexcept {
         return static_cast<std::uint32_t>(key_.load(std::memory_order_relaxed) >> 32);
@@ -229,8 +230,8 @@ private:
 };
 
 template <class Frames>
-result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(Frames& frames,
-                                                                         queue_id queue) noexcept {
+result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(
+    Frames& frames, queue_id queue, std::uint32_t tag) noexcept {
     const jemalloc_functions* functions = jemalloc_table::find();
     if (functions == nullptr) {
         return fail(errc::unsupported, "no jemalloc is linked into this process");
@@ -238,7 +239,8 @@ result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(Frames&
     if (const status refused = functions->check(); !refused) {
         return refused;
     }
-    std::unique_ptr<small_blocks> made{new (std::nothrow) small_blocks{frames, queue, *functions}};
+    std::unique_ptr<small_blocks> made{new (std::nothrow)
+                                           small_blocks{frames, queue, tag, *functions}};
     if (made == nullptr) {
         return fail(errc::no_memory, "the host has no memory for records");
     }

@@ -56,7 +56,7 @@ struct malloc_request {
 
 struct malloc_options {
     bool uses_jemalloc = true;  // for small blocks, where a private one is linked in
-    frame_options frames{};
+    device_frames_options frames{};
 };
 
 // What a heap may ask of its surroundings.
@@ -82,8 +82,12 @@ public:
     // The port outlives the heap.
     xpu_malloc(frame_port& port, node_id node, malloc_options options = {},
                malloc_surroundings around = {})
-        : node_{node}, around_{around}, port_{*this, port}, frames_{port_, options.frames} {
-        uses_jemalloc_ = options.uses_jemalloc && small_blocks::are_available();
+        : node_{node},
+          around_{around},
+          port_{*this, port},
+          keeper_{*this},
+          frames_{port_, options.frames, &keeper_} {
+        uses_jemalloc_ = options.uses_jemalloc;
     }
     xpu_malloc(const xpu_malloc&) = delete;
     xpu_malloc& operator=(const xpu_malloc&) = delete;
@@ -168,7 +172,7 @@ public:
         const span_note* note = spans_.find(at);
         va_range range;
         if (note != nullptr) {
-            range = note->is_small ? note->marks.find(at) : note->owner->large.find_block(at);
+            range = note->is_small ? note->marks.find(at) : note->owner->large.find_inside(pointer);
         }
         if (range.is_empty()) {
             return fail(errc::not_mapped, "no block of this heap is there");
@@ -182,8 +186,8 @@ public:
 
     // ---- memory
 
-    // Gives frames that no block needs back to the device, down to that many bytes of them; answers how many went.
-    // Other threads' magazines follow at their next call.
+    // Gives frames that no block needs back to the device until the heap holds no more than that; answers how many
+    // bytes went. Other threads' magazines follow at their next call.
     std::size_t trim(std::size_t keep_bytes = 0) noexcept {
         empty_caches(desk_of_thread(), false);
         return frames_.trim(keep_bytes);
@@ -191,9 +195,15 @@ public:
     // The same, of one tag's addresses only.
     std::size_t trim(pool_tag tag) noexcept {
         empty_caches(desk_of_thread(), false);
-        std::size_t gone = 0;
-        for_each_shelf([&](shelf& one) { gone += one.tag == tag ? one.trim() : 0; });
-        return gone;
+        const std::size_t before = frames_.reserved_bytes(tag.value);
+        for_each_shelf([&](shelf& one) {
+            if (one.tag == tag) {
+                one.large.trim();
+            }
+        });
+        static_cast<void>(frames_.trim(0, tag.value));
+        const std::size_t after = frames_.reserved_bytes(tag.value);
+        return before > after ? before - after : 0;  // others may allocate meanwhile
     }
     // A tag that nobody else has. Users' own are below first_made_tag.
     [[nodiscard]] pool_tag make_tag() noexcept {
@@ -212,10 +222,8 @@ public:
         static_cast<void>(trim(tag));
     }
     // Of frames behind the addresses of a tag.
-    [[nodiscard]] std::size_t reserved_bytes(pool_tag tag) noexcept {
-        std::size_t bytes = 0;
-        for_each_shelf([&](shelf& one) { bytes += one.tag == tag ? one.reserved_bytes() : 0; });
-        return bytes;
+    [[nodiscard]] std::size_t reserved_bytes(pool_tag tag) const noexcept {
+        return frames_.reserved_bytes(tag.value);
     }
     void set_shortage_callback(shortage_callback callback, void* context) noexcept {
         with(callback_lock_, [&] { callback_ = {callback, context}; });
@@ -226,12 +234,13 @@ private:
     static constexpr unsigned most_reclaims = 64;  // others may take what was won
 
     struct shelf;
+    using small_kind = small_blocks<device_frames>;
     // What stands behind the addresses of one reservation.
     struct span_note {
         shelf* owner = nullptr;
-        va_range range;
         bool is_small = false;
         block_marks marks;  // if small
+        list_link link;     // among the owner's small ones
     };
     struct returned_block {
         span_note* note = nullptr;
@@ -249,29 +258,36 @@ private:
     };
     using pending_list = list<pending_block, &pending_block::link>;
 
-    // Tells the heap which shelf has which addresses.
+    // Notes which shelf has which addresses.
     class note_keeper final : public span_observer {
     public:
-        note_keeper(xpu_malloc& of, shelf& owner, bool is_small) noexcept
-            : heap_{of}, owner_{owner}, is_small_{is_small} {}
+        explicit note_keeper(xpu_malloc& of) noexcept : heap_{of} {}
 
-        [[nodiscard]] bool reserved(va_range range) noexcept override {
-            span_note* note = heap_.notes_.make();
+        bool reserved(const slot_span& span) noexcept override {
+            const frame_user& user = span.user();
+            shelf* owner = heap_.find_shelf(user.queue(), {static_cast<std::uint16_t>(user.tag())});
+            span_note* note = owner != nullptr ? heap_.notes_.make() : nullptr;
             if (note == nullptr) {
                 return false;
             }
-            note->owner = &owner_;
-            note->range = range;
-            note->is_small = is_small_;
-            if ((is_small_ && !note->marks.open(range)) || !heap_.spans_.insert(range, *note)) {
+            note->owner = owner;
+            note->is_small = user.is_of_one_span();
+            if ((note->is_small && !note->marks.open(span.range())) ||
+                !heap_.spans_.insert(span.range(), *note)) {
                 drop(*note);
                 return false;
             }
+            if (note->is_small) {
+                with(owner->lock, [&] { owner->small_notes.push_back(*note); });
+            }
             return true;
         }
-        void released(va_range range) noexcept override {
-            span_note* note = heap_.spans_.find(range.begin);
-            heap_.spans_.erase(range);
+        void released(const slot_span& span) noexcept override {
+            span_note* note = heap_.spans_.find(span.range().begin);
+            heap_.spans_.erase(span.range());
+            if (note->is_small) {
+                with(note->owner->lock, [&] { note->owner->small_notes.remove(*note); });
+            }
             drop(*note);
         }
 
@@ -282,37 +298,30 @@ private:
         }
 
         xpu_malloc& heap_;
-        shelf& owner_;
-        const bool is_small_;
     };
 
     // The addresses of one queue and tag. Made once, gone with the heap.
     struct shelf {
         shelf(xpu_malloc& of, queue_id on, pool_tag as, unsigned its_number) noexcept
-            : queue{on},
-              tag{as},
-              number{its_number},
-              reserved_for_large{of, *this, false},
-              reserved_for_small{of, *this, true},
-              large{of.frames_, on, reserved_for_large} {
+            : queue{on}, tag{as}, number{its_number}, large{of.frames_, on, {.tag = as.value}} {
             if (of.uses_jemalloc_) {
-                small.emplace(of.frames_, on, reserved_for_small);
+                if (auto made = small_kind::make(of.frames_, on, as.value)) {
+                    small = std::move(*made);
+                }
             }
         }
-        std::size_t trim() noexcept { return large.trim() + (small ? small->trim() : 0); }
 
         // (C) constant once published  (A) atomic  (L) lock
-        const queue_id queue;            // (C)
-        const pool_tag tag;              // (C)
-        const unsigned number;           // (C)  counts from 0
-        shelf* next = nullptr;           // (C)  in its bucket
-        note_keeper reserved_for_large;  // (C)
-        note_keeper reserved_for_small;  // (C)
+        const queue_id queue;   // (C)
+        const pool_tag tag;     // (C)
+        const unsigned number;  // (C)  counts from 0
+        shelf* next = nullptr;  // (C)  in its bucket
         extent_heap large;
-        std::optional<small_blocks> small;
+        std::unique_ptr<small_kind> small;  // (C)  null: no jemalloc
         ranked_mutex<lock_rank::leaf> lock;
-        pending_list waiting;                       // (L)  given back, earliest first
-        std::atomic<std::size_t> waiting_count{0};  // (A)  written under L
+        list<span_note, &span_note::link> small_notes;  // (L)
+        pending_list waiting;                           // (L)  given back, earliest first
+        std::atomic<std::size_t> waiting_count{0};      // (A)  written under L
     };
 
     // What one thread keeps: magazines of the shelves that it uses, and its counts. Passes to another thread
@@ -533,7 +542,7 @@ private:
 
     [[nodiscard]] static bool is_small(const shelf& home, const malloc_request& wanted) noexcept {
         return wanted.bytes <= block_classes::largest_bytes &&
-               wanted.alignment <= block_classes::unit && home.small.has_value();
+               wanted.alignment <= block_classes::unit && home.small != nullptr;
     }
     [[nodiscard]] result<void*> try_allocate(shelf& home, const malloc_request& wanted,
                                              desk* mine) noexcept {
@@ -542,7 +551,7 @@ private:
             result<void*> given =
                 home.large.allocate(bytes, std::max(wanted.alignment, block_classes::unit));
             if (given) {
-                count_given(mine, heap_pool::large, home.large.usable_bytes(*given), bytes);
+                count_given(mine, heap_pool::large, align_up(bytes, extent_unit_bytes), bytes);
                 note_event(trace_action::allocate, home, to_address(*given), bytes);
             }
             return given;
@@ -724,6 +733,34 @@ private:
         }
     }
 
+    void give_back_all(shelf& home) noexcept {
+        desk* mine = desk_of_thread();
+        await_and_drain(home, mine);
+        // A few at a time: what is given back leaves the lists that are walked.
+        std::array<address, 64> found;
+        for (std::size_t count = found.size(); count == found.size();) {
+            count = 0;
+            const auto add = [&](address at) {
+                if (count < found.size()) {
+                    found[count++] = at;
+                }
+            };
+            home.large.for_each_extent([&](const extent& one) {
+                if (!one.is_free && !one.is_pending) {
+                    add(one.range.begin);
+                }
+            });
+            with(home.lock, [&] {
+                home.small_notes.for_each([&](span_note& note) {
+                    note.marks.for_each(note.marks.range(), [&](va_range one) { add(one.begin); });
+                });
+            });
+            for (std::size_t i = 0; i < count; ++i) {
+                static_cast<void>(deallocate(to_pointer(found[i])));
+            }
+        }
+    }
+
     // ---- in need
 
     // What threads, queues and jemalloc keep goes back to the shelves.
@@ -740,7 +777,8 @@ private:
             follow_flush(*mine);
         }
         for_each_shelf([&](shelf& one) {
-            if (one.small) {
+            if (one.small != nullptr) {
+                one.small->flush();
                 one.small->purge();
             }
         });
@@ -889,6 +927,7 @@ private:
     heap_statistics statistics_;
     trace_recorder recorder_;
     watched_port port_;
+    note_keeper keeper_;
     device_frames frames_;
     radix_tree<span_note> spans_;
     slab<span_note> notes_;
@@ -899,7 +938,7 @@ private:
     std::array<std::atomic<shelf*>, bucket_count> shelves_{};  // (A)  written under shelves_order_
     std::mutex shelves_order_;                                 // taken before all ranked locks
     std::atomic<unsigned> made_tags_{0};
-    unsigned shelf_count_ = 0;                                 // under shelves_order_
+    unsigned shelf_count_ = 0;  // under shelves_order_
     ranked_mutex<lock_rank::leaf> desks_lock_;
     std::vector<std::unique_ptr<desk>> desks_;  // under desks_lock_, as the next
     std::vector<desk*> idle_desks_;
