@@ -150,20 +150,6 @@ public:
         });
     }
 
-    // fn(va_range, const frame_user&) for each slot that has a frame. Under the lock of the device's frames.
-    template <class Fn>
-    void for_each_frame(Fn&& fn) const {
-        std::lock_guard guard{lock_};
-        for (const frame_user* user = users_; user != nullptr; user = user->next_) {
-            for (const slot_span* span = user->spans_; span != nullptr; span = span->next_) {
-                for (std::size_t slot = span->next(0, span->count_, true); slot < span->count_;
-                     slot = span->next(slot + 1, span->count_, true)) {
-                    fn(va_range{span->slot_begin(slot), span->slot_bytes()}, *user);
-                }
-            }
-        }
-    }
-
     // Live bytes came (or went): what users asked for, not what it costs. The budget follows their peak.
     void add_live(std::ptrdiff_t bytes) noexcept {
         // relaxed, both: the budget is a measure, nothing is published by it.
@@ -560,7 +546,6 @@ inline device_frames::outcome device_frames::drop_coldest_locked(
         } else if (claim_locked(victim, job, taken)) {
             port_->unmap(victim.span->slot_begin(victim.slot), taken, victim.span->slot_bytes());
             drop_locked(taken, victim.span->slot_bytes());
-            job.until = until;  // of those that were passed by
             return outcome::done;
         }
     }
@@ -591,12 +576,9 @@ inline std::size_t device_frames::trim_where(std::size_t keep_bytes,
             end_finished_stale_locked();
             job.is_listed = false;
             list_idle_locked(job);
-            ticket passed_by;
             while (counts_.reserved_bytes > keep_bytes) {
                 const std::size_t before = counts_.reserved_bytes;
-                job.until = {};
                 end = drop_coldest_locked(job, others_);
-                passed_by = passed_by.value != 0 ? passed_by : job.until;
                 if (end != outcome::done) {
                     break;
                 }
