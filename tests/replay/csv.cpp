@@ -18,7 +18,8 @@ std::string error_of(const std::string& text) {
 
 constexpr const char* small =
     "# "
-    "comment\na,0,100,0,3\r\na,1,50,7,10\nf,0,100,0,12\n\na,0,25,0,11\nr,1,50,7,14\nf,1,50,7,15\n";
+    "comment\nop,id,size,stream,us\na,0,100,0,3\r\na,1,50,7,10\nf,0,100,0,12\n\na,0,25,0,11\nr,1,"
+    "50,7,14\nf,1,50,7,15\n";
 
 }  // namespace
 

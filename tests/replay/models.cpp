@@ -188,11 +188,12 @@ TEST_CASE("the bill tells first creation from waste") {
     const prices list = prices::idle();
     driver_bill bill{list};
     bill.set_live(10);
-    bill.add_create(8, 100);  // within what is live
+    (void)bill.add_create(8, 100);  // within what is live
     CHECK(bill.first_creation_us() == 100);
-    bill.add_create(8, 100);  // 6 of 8 bytes beyond
+    CHECK(bill.early_us() == 0);
+    const auto second = bill.add_create(8, 100);  // 6 of 8 bytes beyond
     CHECK(bill.beyond_peak_us() == doctest::Approx(75));
-    bill.add_to_create(40);
+    bill.add_to_create(second, 40);
     CHECK(bill.beyond_peak_us() == doctest::Approx(105));
     CHECK(bill.first_creation_us() == doctest::Approx(135));
     bill.set_live(3);  // the most so far counts
@@ -205,6 +206,15 @@ TEST_CASE("the bill tells first creation from waste") {
     CHECK(bill.peak_reserved() == 16);
     CHECK(bill.calls() == 6);
     CHECK(bill.frames_moved() == 1);
+    bill.set_live(14);  // 4 of those 6 bytes came early
+    CHECK(bill.beyond_peak_us() == doctest::Approx(35));
+    CHECK(bill.early_us() == doctest::Approx(70));
+    bill.set_live(100);
+    (void)bill.add_create(8, 10);  // made again, though within what is live
+    CHECK(bill.beyond_peak_us() == doctest::Approx(10));
+    (void)bill.add_create(8, 10);
+    CHECK(bill.first_creation_us() == doctest::Approx(250));
+    CHECK(bill.create_us() == doctest::Approx(260));
 }
 
 TEST_CASE("prices follow the logarithm of the size") {

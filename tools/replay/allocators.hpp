@@ -11,6 +11,7 @@
 #include "candidate.hpp"
 #include "simulated_frames.hpp"
 #include "torch_models.hpp"
+#include "xmm_heap.hpp"
 
 namespace xmm::trace_replay {
 
@@ -30,7 +31,13 @@ struct named_allocator {
     const char* name;
     std::unique_ptr<candidate> (*make)(const candidate_options& with);
 };
+template <bool HasSmallBlocks>
+[[nodiscard]] std::unique_ptr<candidate> make_heap(const candidate_options& with) {
+    return std::make_unique<xmm_heap>(*with.list, with.simulation, HasSmallBlocks);
+}
 inline constexpr std::array allocators = {
+    named_allocator{"xmm", make_heap<true>},
+    named_allocator{"xmm-nojemalloc", make_heap<false>},
     named_allocator{"native-model", make_model<native_model>},
     named_allocator{"expandable-model", make_model<expandable_model>},
 };

@@ -114,16 +114,17 @@ inline void generate_handover(generator& to) {
         settle();
         const std::uint64_t batch = to.random.between(1, 6);
         for (std::uint64_t i = 0; i < batch; ++i) {
-            const std::uint64_t block =
-                to.allocate(to.random.between_doublings(18, 27), stream);  // 256 KiB to 128 MiB
-            to.now += to.random.between(2, 20);
+            const std::uint64_t bytes = to.random.between_doublings(18, 27);  // 256 KiB to 128 MiB
+            const std::uint64_t block = to.allocate(bytes, stream);
+            to.now += 5 + bytes / 100'000;  // filled at 100 GB/s
             if (to.random.chance(3)) {
                 own[stream].push_back(block);
                 continue;
             }
             to.request(block);
-            const std::uint64_t due = std::max(to.now + to.random.between(100, 3000),
-                                               under_way.empty() ? 0 : under_way.back().due);
+            const std::uint64_t due =
+                std::max(to.now + to.random.between(100, 3000) + bytes / 50'000,
+                         under_way.empty() ? 0 : under_way.back().due);
             under_way.push_back({due, block});
         }
         if (own[stream].size() > 12) {

@@ -227,6 +227,10 @@ int run(int count, char** words) {
     const prices list = choose_prices(wanted);
     const std::vector<trace> traces = read_all(wanted);
     save_generated(wanted, traces);
+    if (!xmm_heap::has_jemalloc() && std::find(wanted.allocators.begin(), wanted.allocators.end(),
+                                               "xmm") != wanted.allocators.end()) {
+        fmt::print(stderr, "xmm-replay: no jemalloc in this build: xmm is as xmm-nojemalloc\n");
+    }
     const std::vector<run_result> results = replay_all{wanted, traces, list}.run();
     fmt::print("{}{}", results_table(results), results_legend);
     if (const std::string sum = summary_table(results); !sum.empty()) {

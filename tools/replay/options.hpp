@@ -179,7 +179,8 @@ inline constexpr const char* trace_endings[] = {".csv", ".csv.gz", ".log",    ".
     app.add_option("--generate", out.generated,
                    fmt::format("adds made-up loads, NAME or NAME:SEED or all, of {}",
                                fmt::join(generator_names(), ", ")))
-        ->delimiter(',');
+        ->delimiter(',')
+        ->allow_extra_args(false);
     app.add_option("--save", out.save_folder,
                    "folder that the made-up loads are written into as CSV");
     app.add_option("--device-bytes", out.device_bytes,

@@ -17,7 +17,7 @@ namespace xmm::trace_replay {
     line_reader lines{name, text};
     trace_builder out;
     for (std::string_view line; lines.next(line);) {
-        if (line.empty() || line.front() == '#') {
+        if (line.empty() || line.front() == '#' || line == "op,id,size,stream,us") {
             continue;
         }
         std::array<std::string_view, 5> fields;

@@ -59,8 +59,9 @@ namespace xmm::trace_replay {
 inline constexpr const char* results_legend =
     "live: what was asked for and not yet free; reserved: all memory taken from the driver and not "
     "given back;\n"
-    "driver: frames moved, waits, and frames created beyond the most that was live so far; first: "
-    "frames created up to there.\n";
+    "driver: frames moved or made again, waits, and frames beyond the most live bytes; first: "
+    "frames up to "
+    "there.\n";
 
 // Means over the traces, of one stream and of several apart; empty with a single trace.
 [[nodiscard]] inline std::string summary_table(const std::vector<run_result>& results) {
@@ -132,6 +133,7 @@ inline constexpr const char* results_legend =
         {"wait_us", one.wait_us},
         {"beyond_peak_us", one.beyond_peak_us},
         {"first_creation_us", one.first_creation_us},
+        {"early_us", one.early_us},
         {"create_us", one.first_creation_us + one.beyond_peak_us},
         {"frames_moved", one.frames_moved},
         {"ns_per_event", one.ns_per_event},

@@ -59,6 +59,7 @@ struct run_result {
     double wait_us = 0;
     double beyond_peak_us = 0;
     double first_creation_us = 0;
+    double early_us = 0;  // the part of it that live bytes reached only later
     double ns_per_event = 0;
     std::uint64_t duration_us = 0;
     std::optional<std::uint64_t>
@@ -151,6 +152,7 @@ struct run_result {
     out.wait_us = bill.wait_us();
     out.beyond_peak_us = bill.beyond_peak_us();
     out.first_creation_us = bill.first_creation_us();
+    out.early_us = bill.early_us();
     return out;
 }
 

@@ -91,17 +91,13 @@ public:
         if (!made) {
             return made;
         }
-        bill_.add_create(bytes, us);
-        auto* one = new simulated_frame{bytes, real};
-        is_new_ = one;
-        return port_frame{one};
+        return port_frame{new simulated_frame{bytes, real, bill_.add_create(bytes, us)}};
     }
     void drop(port_frame one, std::size_t bytes) noexcept override {
         auto* own = static_cast<simulated_frame*>(one.handle);
         XMM_ASSERT(own->mappings == 0 && own->bytes == bytes, "a frame is dropped in use");
         bill_.add_drop(bytes, cost({driver_call::drop}, bytes,
                                    [&] { options_.backing.frame_drop(own->real); }));
-        is_new_ = is_new_ == own ? nullptr : is_new_;
         delete own;
     }
     status map(address slot, port_frame one, std::size_t bytes) noexcept override {
@@ -120,10 +116,8 @@ public:
         if (std::exchange(own->was_mapped, true)) {
             bill_.add_move(us, 2);
             bill_.add_moved_frame();
-        } else if (own == is_new_) {
-            bill_.add_to_create(us, 2);
         } else {
-            bill_.add_move(us, 2);  // created ahead: which creation it was is not known any more
+            bill_.add_to_create(own->made, us, 2);
         }
         return {};
     }
@@ -149,11 +143,17 @@ public:
         return ticket{queue, done + 1};  // 0 is always reached
     }
     bool is_done(ticket point) noexcept override {
-        return point.value == 0 || point.value - 1 <= now_;
+        if (point.value == 0 || point.value - 1 <= now_) {
+            return true;
+        }
+        const auto waited = waited_.find(point.queue.value);
+        return waited != waited_.end() && point.value - 1 <= waited->second;
     }
     status wait(ticket point) noexcept override {
         if (!is_done(point)) {
             bill_.add_wait(static_cast<double>(point.value - 1 - now_));
+            std::uint64_t& until = waited_[point.queue.value];
+            until = std::max(until, point.value - 1);
         }
         return {};
     }
@@ -183,6 +183,7 @@ private:
     struct simulated_frame {
         std::size_t bytes;
         frame real;
+        driver_bill::creation made;
         unsigned mappings = 0;
         bool was_mapped = false;
     };
@@ -212,7 +213,8 @@ private:
     address end_ = 0;
     std::uint64_t now_ = 0;
     std::unordered_map<std::uint32_t, std::uint64_t> completion_;
-    simulated_frame* is_new_ = nullptr;
+    std::unordered_map<std::uint32_t, std::uint64_t>
+        waited_;  // what a queue is known to have reached
 };
 
 }  // namespace xmm::trace_replay

@@ -29,12 +29,13 @@ namespace xmm {
 
 struct extent_heap_options {
     std::uint32_t tag = 0;
-    // A slot is at most this part of the device's peak of live bytes, and at least 2 MiB.
-    std::uint32_t slots_a_peak = 350;
+    // A block whose predecessor lived for fewer allocations than this is short-lived; 0: none is.
+    std::uint32_t short_life = 50;
+    // Slots are of 2, 8, 64 or 512 MiB: the largest of which the device's peak of live bytes holds so many.
+    // Sizes near each other would lose more by making frames anew than they spare in moves.
+    std::uint32_t slots_a_peak = 100;
     // Address space is reserved for so many slots at once.
-    std::uint32_t slots_a_span = 1024;
-    // A block that lived for fewer allocations than this the last time is short-lived; 0: none is.
-    std::uint32_t short_life = 100;
+    std::uint32_t slots_a_span = 256;
 };
 
 class extent_heap {
@@ -196,6 +197,8 @@ private:
 
     [[nodiscard]] place find_place_locked(std::uint32_t area, std::size_t bytes,
                                           std::size_t alignment) const noexcept;
+    void find_place_locked(std::uint32_t area, std::size_t bytes, std::size_t alignment,
+                           place& best) const noexcept;
     void try_extent_locked(extent& free, std::size_t bytes, std::size_t alignment,
                            place& best) const noexcept;
     void try_begin_locked(extent& free, address begin, std::size_t bytes,
@@ -252,8 +255,11 @@ private:
 
 inline std::size_t extent_heap::wanted_slot_bytes(std::size_t bytes) const noexcept {
     const std::size_t peak = std::max(frames_->live_peak(), live_ + bytes);
-    const std::size_t most = std::bit_floor(std::max<std::size_t>(peak / options_.slots_a_peak, 1));
-    return std::clamp(most, page_bytes, largest_frame_bytes);
+    std::size_t wanted = page_bytes;
+    for (const std::size_t larger : {4 * page_bytes, 32 * page_bytes, largest_frame_bytes}) {
+        wanted = peak / options_.slots_a_peak >= larger ? larger : wanted;
+    }
+    return wanted;
 }
 
 inline void extent_heap::try_begin_locked(extent& free, address begin, std::size_t bytes,
@@ -312,13 +318,23 @@ inline void extent_heap::try_extent_locked(extent& free, std::size_t bytes, std:
     }
 }
 
-inline extent_heap::place extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes,
-                                                         std::size_t alignment) const noexcept {
-    place best;
+inline void extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes,
+                                           std::size_t alignment, place& best) const noexcept {
     areas_[area].free.for_each_from(bytes, [&](extent& free) {
         try_extent_locked(free, bytes, alignment, best);
         return best.cost != 0;
     });
+}
+
+// In the block's own area if that costs nothing. A short-lived one will soon be gone and does no harm in the
+// other area, if that is cheaper; a long-lived one would stay and cut the short area up.
+inline extent_heap::place extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes,
+                                                         std::size_t alignment) const noexcept {
+    place best;
+    find_place_locked(area, bytes, alignment, best);
+    if (best.cost != 0 && area == short_area) {
+        find_place_locked(long_area, bytes, alignment, best);
+    }
     return best;
 }
 
@@ -329,14 +345,14 @@ inline result<void*> extent_heap::allocate_locked(std::size_t requested,
         return fail(errc::no_memory, "no memory for the records of blocks");
     }
     const lifetimes::birth born = lifetimes_.note(bytes);
-    const std::uint32_t area =
-        lifetimes_.is_short(born, options_.short_life) ? short_area : long_area;
+    const bool is_short = lifetimes_.is_short(born, options_.short_life);
+    const std::uint32_t area = is_short ? short_area : long_area;
     place where = find_place_locked(area, bytes, alignment);
     if (where.cost != 0) {
         // Frames will be missing: the budget has to know the peak as it is.
         report_live_locked();
         const std::size_t slot_bytes = wanted_slot_bytes(bytes);
-        if (where.within == nullptr || slot_bytes >= 4 * areas_[area].largest_slot) {
+        if (where.within == nullptr || slot_bytes > areas_[area].largest_slot) {
             // A span begins at a slot.
             const std::size_t slack = alignment > slot_bytes ? alignment : 0;
             const status added = add_span_locked(area, bytes + slack, slot_bytes);

@@ -134,7 +134,7 @@ public:
     }
 
     // The segments, and the builder is empty. Of two blocks that overlap the lower one stays; at one
-    // address, the one that was added first.
+    // address the one that was added first, with what the other one says was asked for.
     [[nodiscard]] std::vector<snapshot_segment> build() {
         std::vector<snapshot_segment> segments = merged_frames();
         std::ranges::stable_sort(blocks_, {}, begin_of_block);
@@ -148,6 +148,8 @@ public:
                     fill(segment, next, block->range.begin);
                     segment.blocks.push_back(*block);
                     next = block->range.end();
+                } else if (!segment.blocks.empty()) {
+                    add_to(segment.blocks.back(), *block);
                 }
             }
             fill(segment, next, segment.range.end());
@@ -181,6 +183,12 @@ private:
             }
         }
         return merged;
+    }
+    static void add_to(snapshot_block& one, const snapshot_block& same) noexcept {
+        if (one.range.begin == same.range.begin && one.state != block_state::inactive &&
+            same.requested <= one.range.bytes) {
+            one.requested = same.requested;
+        }
     }
     static void fill(snapshot_segment& segment, address begin, address end) {
         if (begin < end) {

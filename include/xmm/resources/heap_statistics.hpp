@@ -5,9 +5,11 @@
 //          A block is allocated until it is given back, and active until its last use is over as well.
 //          Peaks of frames are exact. Peaks of blocks are looked at when active bytes have risen to a new
 //          height by 1 MiB in one stripe, and at every read(): so a block of 1 MiB and more is never
-//          missed, and what smaller ones add between two looks may be, below 1 MiB a stripe.
-// Threads  Any; a stripe belongs to one thread at a time. Reading never shows more freed than allocated.
-//          One lock (rank leaf) guards the list of stripes, the frames and the peaks.
+//          missed, and what smaller ones add between two looks may be, below 1 MiB a stripe. A stripe is
+//          seen as it was at one moment, all of them at moments close by: a block that one thread
+//          allocates and another one frees in between may be counted or missed.
+// Threads  Any; a stripe belongs to one thread at a time. One lock (rank leaf) guards the list of
+//          stripes, the frames and the peaks.
 // Failure  try_attach answers null without memory; on_shared serves a thread that has no stripe.
 #pragma once
 
@@ -139,53 +141,94 @@ inline std::ostream& operator<<(std::ostream& out, const heap_figures& figures) 
 
 class heap_statistics {
 public:
-    // The counts of one thread, about 3 ns a block. No atomic here is read-modify-written.
+    // The counts of one thread, a few ns a block. No atomic here is read-modify-written.
     class alignas(64) stripe {
     public:
         void allocated(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {
-            tally& to = tallies_[static_cast<unsigned>(pool)];
-            add(to.given_count, 1);
-            add(to.given_bytes, bytes);
-            add(to.given_requested, requested);
+            write(pool, [&](tally& to) {
+                add(to.given_count, 1);
+                add(to.given_bytes, bytes);
+                add(to.given_requested, requested);
+            });
             shift(static_cast<std::int64_t>(bytes));
         }
         // The program let go; work of a queue may still use the block.
         void free_requested(heap_pool pool, std::size_t bytes) noexcept {
-            tally& to = tallies_[static_cast<unsigned>(pool)];
-            add(to.left_count, 1);
-            add(to.left_bytes, bytes);
-        }
-        // Both at once: nobody uses the block any more.
-        void freed(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {
-            free_requested(pool, bytes);
-            free_completed(pool, bytes, requested);
+            write(pool, [&](tally& to) {
+                add(to.left_count, 1);
+                add(to.left_bytes, bytes);
+            });
         }
         // The block may be reused. Follows its free_requested, maybe from another thread; the same sizes
         // as at its allocation.
         void free_completed(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {
-            tally& to = tallies_[static_cast<unsigned>(pool)];
-            add(to.done_count, 1);
-            add(to.done_bytes, bytes);
-            add(to.done_requested, requested);
+            write(pool, [&](tally& to) { complete(to, bytes, requested); });
+            shift(-static_cast<std::int64_t>(bytes));
+        }
+        // Both at once, for a block that no queue can still use.
+        void freed(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {
+            write(pool, [&](tally& to) {
+                add(to.left_count, 1);
+                add(to.left_bytes, bytes);
+                complete(to, bytes, requested);
+            });
             shift(-static_cast<std::int64_t>(bytes));
         }
 
     private:
         friend class heap_statistics;
         using counter = std::atomic<std::uint64_t>;
-        struct alignas(64) tally {
-            counter given_count{0}, given_bytes{0}, given_requested{0};
-            counter left_count{0}, left_bytes{0};
-            counter done_count{0}, done_bytes{0}, done_requested{0};
+        template <class T>
+        struct tally_of {
+            T given_count{0}, given_bytes{0}, given_requested{0};
+            T left_count{0}, left_bytes{0};
+            T done_count{0}, done_bytes{0}, done_requested{0};
         };
+        struct alignas(64) tally : tally_of<counter> {};
+        using reading = tally_of<std::uint64_t>;
 
         stripe(heap_statistics& owner, std::int64_t limit) noexcept
             : owner_{owner}, limit_{limit} {}
 
+        template <class Fn>
+        void write(heap_pool pool, Fn&& fn) noexcept {
+            // relaxed: this thread is the only writer.
+            const std::uint64_t version = version_.load(std::memory_order_relaxed);
+            version_.store(version + 1, std::memory_order_relaxed);
+            fn(tallies_[static_cast<unsigned>(pool)]);
+            // release: pairs with the acquire in read; the numbers of this version are complete.
+            version_.store(version + 2, std::memory_order_release);
+        }
         static void add(counter& to, std::uint64_t amount) noexcept {
-            // relaxed: this thread is the only writer. release: pairs with the acquire in gather; who sees a
-            // block freed then sees it allocated.
+            // release: pairs with the acquire in read; who sees the new number sees an odd version after it.
             to.store(to.load(std::memory_order_relaxed) + amount, std::memory_order_release);
+        }
+        static void complete(tally& to, std::size_t bytes, std::size_t requested) noexcept {
+            add(to.done_count, 1);
+            add(to.done_bytes, bytes);
+            add(to.done_requested, requested);
+        }
+        // As it was at one moment; a writer that is stopped halfway is not waited for.
+        [[nodiscard]] std::array<reading, heap_pools> read() const noexcept {
+            constexpr int most_tries = 100;
+            std::array<reading, heap_pools> seen;
+            for (int i = 0; i < most_tries; ++i) {
+                const std::uint64_t version = version_.load(std::memory_order_acquire);
+                for (std::size_t pool = 0; pool < heap_pools; ++pool) {
+                    seen[pool] = read(tallies_[pool]);
+                }
+                // relaxed: not before the acquiring loads above it.
+                if (version % 2 == 0 && version_.load(std::memory_order_relaxed) == version) {
+                    break;
+                }
+            }
+            return seen;
+        }
+        [[nodiscard]] static reading read(const tally& from) noexcept {
+            const auto get = [](const counter& one) { return one.load(std::memory_order_acquire); };
+            return {get(from.given_count), get(from.given_bytes),   get(from.given_requested),
+                    get(from.left_count),  get(from.left_bytes),    get(from.done_count),
+                    get(from.done_bytes),  get(from.done_requested)};
         }
         void shift(std::int64_t bytes) noexcept {
             unpublished_ += bytes;
@@ -194,6 +237,7 @@ public:
             }
         }
 
+        std::atomic<std::uint64_t> version_{0};  // odd while its thread writes
         heap_statistics& owner_;
         std::int64_t limit_;
         std::int64_t unpublished_ = 0;  // active bytes that the common sum does not have yet
@@ -225,7 +269,7 @@ public:
     void detach(stripe* mine) noexcept {
         with(lock_, [&] { idle_.push_back(mine); });
     }
-    // fn(stripe&) with a stripe that all threads share, one at a time.
+    // fn(stripe&) with a stripe that all threads share, one at a time; one change each, for the peaks.
     template <class Fn>
     void on_shared(Fn&& fn) noexcept {
         const std::int64_t unpublished = with(shared_lock_, [&] {
@@ -317,7 +361,7 @@ private:
         std::int64_t peak = 0;
 
         [[nodiscard]] std::int64_t current() const noexcept {
-            return static_cast<std::int64_t>(up - down);
+            return std::max<std::int64_t>(static_cast<std::int64_t>(up - down), 0);
         }
         void note_peak() noexcept { peak = std::max(peak, current()); }
         // For a metric that is not counted, but measured.
@@ -326,8 +370,9 @@ private:
             note_peak();
         }
         [[nodiscard]] heap_counter figures() const noexcept {
-            return {current(), peak, static_cast<std::int64_t>(up - up_base),
-                    static_cast<std::int64_t>(down - down_base)};
+            // Where a block was seen freed but not allocated yet, it was not there.
+            return {current(), std::max(peak, current()), static_cast<std::int64_t>(up - up_base),
+                    static_cast<std::int64_t>(std::min(up, down) - down_base)};
         }
     };
 
@@ -373,40 +418,28 @@ private:
         gains.up += amount;
         gains.note_peak();
     }
-    // Frees first: who sees a block freed, then sees it allocated.
     void gather_locked() noexcept {
-        struct pool_sums {
-            std::uint64_t given_count = 0, given_bytes = 0, given_requested = 0;
-            std::uint64_t left_count = 0, left_bytes = 0;
-            std::uint64_t done_count = 0, done_bytes = 0, done_requested = 0;
-        };
-        std::array<pool_sums, heap_pools> pools;
-        const auto add = [](std::uint64_t& to, const std::atomic<std::uint64_t>& from) {
-            to += from.load(std::memory_order_acquire);  // pairs with the release in stripe::add
-        };
-        const auto pass = [&](auto&& fn) {
+        using reading = stripe::reading;
+        std::array<reading, heap_pools> pools{};
+        const auto gather = [&](const stripe& one) {
+            const std::array<reading, heap_pools> seen = one.read();
             for (std::size_t pool = 0; pool < heap_pools; ++pool) {
-                for (const auto& one : stripes_) {
-                    fn(pools[pool], one->tallies_[pool]);
-                }
-                fn(pools[pool], shared_.tallies_[pool]);
+                reading& to = pools[pool];
+                const reading& from = seen[pool];
+                to.given_count += from.given_count;
+                to.given_bytes += from.given_bytes;
+                to.given_requested += from.given_requested;
+                to.left_count += from.left_count;
+                to.left_bytes += from.left_bytes;
+                to.done_count += from.done_count;
+                to.done_bytes += from.done_bytes;
+                to.done_requested += from.done_requested;
             }
         };
-        using tally = stripe::tally;
-        pass([&](pool_sums& to, const tally& from) {
-            add(to.done_count, from.done_count);
-            add(to.done_bytes, from.done_bytes);
-            add(to.done_requested, from.done_requested);
-        });
-        pass([&](pool_sums& to, const tally& from) {
-            add(to.left_count, from.left_count);
-            add(to.left_bytes, from.left_bytes);
-        });
-        pass([&](pool_sums& to, const tally& from) {
-            add(to.given_count, from.given_count);
-            add(to.given_bytes, from.given_bytes);
-            add(to.given_requested, from.given_requested);
-        });
+        for (const auto& one : stripes_) {
+            gather(*one);
+        }
+        gather(shared_);
         const auto set = [&](heap_metric metric, auto up, auto down) {
             auto& to = sums_[index(metric)];
             to[0].up = to[0].down = 0;
@@ -417,11 +450,11 @@ private:
                 to[0].down += pools[pool].*down;
             }
         };
-        set(heap_metric::allocation, &pool_sums::given_count, &pool_sums::left_count);
-        set(heap_metric::allocated_bytes, &pool_sums::given_bytes, &pool_sums::left_bytes);
-        set(heap_metric::active, &pool_sums::given_count, &pool_sums::done_count);
-        set(heap_metric::active_bytes, &pool_sums::given_bytes, &pool_sums::done_bytes);
-        set(heap_metric::requested_bytes, &pool_sums::given_requested, &pool_sums::done_requested);
+        set(heap_metric::allocation, &reading::given_count, &reading::left_count);
+        set(heap_metric::allocated_bytes, &reading::given_bytes, &reading::left_bytes);
+        set(heap_metric::active, &reading::given_count, &reading::done_count);
+        set(heap_metric::active_bytes, &reading::given_bytes, &reading::done_bytes);
+        set(heap_metric::requested_bytes, &reading::given_requested, &reading::done_requested);
     }
 
     // (A) atomic  (L) lock_  (S) shared_lock_

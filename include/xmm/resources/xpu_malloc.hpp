@@ -34,6 +34,7 @@
 #include <xmm/resources/block_marks.hpp>
 #include <xmm/resources/device_frames.hpp>
 #include <xmm/resources/extent_heap.hpp>
+#include <xmm/resources/heap_snapshot.hpp>
 #include <xmm/resources/heap_statistics.hpp>
 #include <xmm/resources/queue_uses.hpp>
 #include <xmm/resources/small_blocks.hpp>
@@ -180,6 +181,31 @@ public:
         return block_info{node_, range, note->owner->queue, note->owner->tag};
     }
     [[nodiscard]] heap_figures figures() noexcept { return statistics_.read(frames_.idle_bytes()); }
+    // Where frames are and what lies in them, and what was recorded until now. Each part is exact; blocks that
+    // come and go meanwhile may be missed. Throws std::bad_alloc.
+    [[nodiscard]] heap_snapshot snapshot() {
+        recorder_.record(trace_action::snapshot, 0, 0);
+        heap_snapshot taken;
+        taken.node = node_;
+        taken.trace = recorder_.trace();
+        snapshot_builder builder;
+        frames_.for_each_frame([&](va_range slot, const frame_user& user) {
+            builder.add_frame(slot, {.stream = user.queue().value,
+                                     .tag = static_cast<std::uint16_t>(user.tag()),
+                                     .is_small = user.is_of_one_span()});
+            // A span that has frames still has its note: that goes after them.
+            if (const span_note* note = spans_.find(slot.begin);
+                note != nullptr && note->is_small) {
+                note->marks.for_each(slot, [&](va_range block) {
+                    builder.add_block(block, block.bytes, block_state::active_allocated);
+                });
+            }
+        });
+        for_each_shelf([&](shelf& one) { add_blocks(one, builder); });
+        builder.add_blocks_of(taken.trace);  // for what was asked for of small blocks
+        taken.segments = builder.build();
+        return taken;
+    }
     [[nodiscard]] heap_statistics& statistics() noexcept { return statistics_; }
     [[nodiscard]] trace_recorder& recorder() noexcept { return recorder_; }
     [[nodiscard]] device_frames& frames() noexcept { return frames_; }
@@ -851,8 +877,35 @@ private:
                     std::size_t bytes) noexcept {
         recorder_.record(action, at, bytes, home.queue.value, home.tag.value);
     }
+    void note_frame(trace_action action, address slot, std::size_t bytes) noexcept {
+        if (recorder_.is_on()) {
+            const span_note* note = spans_.find(slot);
+            const queue_id queue = note != nullptr ? note->owner->queue : queue_id{};
+            const pool_tag tag = note != nullptr ? note->owner->tag : pool_tag{};
+            recorder_.record(action, slot, bytes, queue.value, tag.value);
+        }
+    }
     static status no_block() noexcept {
         return fail(errc::invalid_argument, "no block begins there, or it was given back already");
+    }
+
+    // Large blocks, and small ones that wait for a queue.
+    static void add_blocks(shelf& of, snapshot_builder& builder) {
+        of.large.for_each_extent([&](const extent& one) {
+            if (!one.is_free) {
+                builder.add_block(one.range, one.requested,
+                                  one.is_pending ? block_state::active_pending_free
+                                                 : block_state::active_allocated);
+            }
+        });
+        with(of.lock, [&] {
+            of.waiting.for_each([&](const pending_block& one) {
+                if (one.block.block_class >= 0) {
+                    builder.add_block({one.block.at, one.block.bytes}, one.block.requested,
+                                      block_state::active_pending_free);
+                }
+            });
+        });
     }
 
     // Counts what the heaps ask of the device, and how long it takes.
@@ -881,12 +934,12 @@ private:
             const timing watch{heap_.statistics_, heap_count::device_alloc};
             const status mapped = to_.map(slot, one, bytes);
             if (mapped) {
-                heap_.recorder_.record(trace_action::segment_map, slot, bytes);
+                heap_.note_frame(trace_action::segment_map, slot, bytes);
             }
             return mapped;
         }
         void unmap(address slot, port_frame one, std::size_t bytes) noexcept override {
-            heap_.recorder_.record(trace_action::segment_unmap, slot, bytes);
+            heap_.note_frame(trace_action::segment_unmap, slot, bytes);
             const timing watch{heap_.statistics_, heap_count::device_free};
             to_.unmap(slot, one, bytes);
         }

@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * interface.c - every function of xmm.h, called from C99 on software devices: what it does and what it refuses.
+ *
+ * interface FOLDER, with XMM_CONF=soft_devices:2,soft_bytes:268435456,soft_link:400000000
+ */
+#include <xmm.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB ((size_t)1 << 20)
+
+static int failures = 0;
+static int checks = 0;
+
+#define CHECK(condition) check((condition), #condition, __LINE__)
+/* The call fails, with this status, and its text names the function. */
+#define REFUSED(call, expected)                                       \
+    do {                                                              \
+        xmm_clear_error();                                            \
+        (void)(call);                                                 \
+        refused(#call, (expected), __LINE__);                         \
+    } while (0)
+
+static void check(int is_true, const char* what, int line) {
+    ++checks;
+    if (!is_true) {
+        ++failures;
+        fprintf(stderr, "interface.c:%d: %s (last error: %s)\n", line, what, xmm_last_error());
+    }
+}
+static void refused(const char* call, xmm_status expected, int line) {
+    char function[64];
+    size_t length = strcspn(call, "(");
+    memcpy(function, call, length);
+    function[length] = '\0';
+    ++checks;
+    if (xmm_last_status() != expected || strncmp(xmm_last_error(), function, length) != 0 ||
+        strstr(xmm_last_error(), xmm_status_name(expected)) == NULL) {
+        ++failures;
+        fprintf(stderr, "interface.c:%d: %s: status %d, not %d; \"%s\"\n", line, call, (int)xmm_last_status(),
+                (int)expected, xmm_last_error());
+    }
+}
+
+static int32_t device = 0;
+static int32_t other_device = 0;
+static int32_t host = 0;
+
+static void fill(unsigned char* bytes, size_t count, unsigned seed) {
+    for (size_t i = 0; i < count; ++i) {
+        bytes[i] = (unsigned char)((i * 31 + seed) >> 3);
+    }
+}
+static int holds(const void* block, const unsigned char* expected, size_t count, xmm_queue queue) {
+    unsigned char* seen = malloc(count);
+    int is_same = seen != NULL && xmm_copy(seen, block, count, queue) == XMM_OK &&
+                  (queue == NULL || xmm_queue_synchronize(queue) == XMM_OK) && memcmp(seen, expected, count) == 0;
+    free(seen);
+    return is_same;
+}
+static xmm_statistics statistics(void) {
+    xmm_statistics now;
+    memset(&now, 0, sizeof now);
+    now.struct_size = sizeof now;
+    CHECK(xmm_get_statistics(device, &now) == XMM_OK);
+    return now;
+}
+
+static void versions_and_errors(void) {
+    CHECK(xmm_version() == XMM_VERSION);
+    char text[32];
+    snprintf(text, sizeof text, "%d.%d.%d", XMM_VERSION_MAJOR, XMM_VERSION_MINOR, XMM_VERSION_PATCH);
+    CHECK(strcmp(xmm_version_text(), text) == 0);
+    CHECK(xmm_last_status() == XMM_OK);
+    CHECK(strcmp(xmm_last_error(), "") == 0);
+    for (xmm_status status = XMM_OK; status <= XMM_FAILED; ++status) {
+        CHECK(strcmp(xmm_status_name(status), "?") != 0);
+    }
+    CHECK(strcmp(xmm_status_name(-1), "?") == 0);
+    CHECK(strcmp(xmm_status_name(XMM_FAILED + 1), "?") == 0);
+}
+
+static void nodes(void) {
+    size_t count = 0;
+    CHECK(xmm_list_nodes(NULL, 0, &count) == XMM_OK);
+    CHECK(count >= 3);
+    int32_t numbers[16];
+    size_t again = 0;
+    CHECK(xmm_list_nodes(numbers, 16, &again) == XMM_OK && again == count);
+    int devices = 0;
+    for (size_t i = 0; i < count && i < 16; ++i) {
+        xmm_node_description about;
+        about.struct_size = sizeof about;
+        CHECK(xmm_describe_node(numbers[i], &about) == XMM_OK);
+        CHECK(about.node == numbers[i] && about.struct_size == sizeof about);
+        CHECK(about.limit_bytes <= about.bytes && about.name[0] != '\0');
+        if (about.is_device) {
+            *(devices++ == 0 ? &device : &other_device) = numbers[i];
+            CHECK(about.bytes == 256 * MIB);
+        } else {
+            host = numbers[i];
+            CHECK(devices == 0); /* hosts come first */
+        }
+    }
+    CHECK(devices == 2);
+    int32_t first = -7;
+    CHECK(xmm_list_nodes(&first, 1, &again) == XMM_OK && first == numbers[0] && again == count);
+
+    xmm_node_description about;
+    about.struct_size = sizeof about;
+    CHECK(xmm_describe_node(XMM_DEFAULT_NODE, &about) == XMM_OK && about.node == device);
+    /* A caller who knows less gets less. */
+    memset(&about, 0x5a, sizeof about);
+    about.struct_size = offsetof(xmm_node_description, bytes);
+    CHECK(xmm_describe_node(device, &about) == XMM_OK && about.node == device);
+    CHECK(about.bytes == 0x5a5a5a5a5a5a5a5aULL);
+    about.struct_size = 0;
+    REFUSED(xmm_describe_node(device, &about), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_describe_node(device, NULL), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_describe_node(12345, &about), XMM_UNKNOWN_NODE);
+    REFUSED(xmm_list_nodes(numbers, 1, NULL), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_list_nodes(NULL, 1, &count), XMM_INVALID_ARGUMENT);
+}
+
+static void blocks(void) {
+    const size_t sizes[] = {0, 1, 255, 4096, 32768, 40000, 3 * MIB + 5};
+    unsigned char pattern[5000];
+    fill(pattern, sizeof pattern, 1);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+        unsigned char* block = xmm_malloc(sizes[i], device, NULL);
+        CHECK(block != NULL && (uintptr_t)block % 256 == 0);
+        CHECK(xmm_usable_size(block) >= sizes[i] && xmm_usable_size(block) > 0);
+        xmm_block about;
+        about.struct_size = sizeof about;
+        CHECK(xmm_find_block(block + sizes[i] / 2, &about) == XMM_OK);
+        CHECK(about.base == block && about.bytes == xmm_usable_size(block) && about.node == device);
+        CHECK(about.queue == NULL && about.tag == 0);
+        const size_t part = sizes[i] < sizeof pattern ? sizes[i] : sizeof pattern;
+        CHECK(xmm_copy(block, pattern, part, NULL) == XMM_OK && holds(block, pattern, part, NULL));
+        if (sizes[i] > 2) {
+            REFUSED(xmm_free(block + 1), XMM_INVALID_ARGUMENT);
+            REFUSED(xmm_usable_size(block + 1), XMM_INVALID_ARGUMENT);
+        }
+        REFUSED(xmm_free_sized(block, about.bytes + 1), XMM_INVALID_ARGUMENT);
+        CHECK(xmm_free_sized(block, sizes[i]) == XMM_OK);
+        REFUSED(xmm_free(block), XMM_INVALID_ARGUMENT);
+        REFUSED(xmm_find_block(block, &about), XMM_NOT_MAPPED);
+        CHECK(xmm_usable_size(block) == 0);
+    }
+    for (size_t alignment = 1; alignment <= 4 * MIB; alignment *= 8) {
+        void* block = xmm_aligned_malloc(alignment, 1000, device, NULL);
+        CHECK(block != NULL && (uintptr_t)block % (alignment > 256 ? alignment : 256) == 0);
+        CHECK(xmm_free(block) == XMM_OK);
+    }
+    CHECK(xmm_free(NULL) == XMM_OK && xmm_free_on(NULL, NULL) == XMM_OK && xmm_free_sized(NULL, 5) == XMM_OK);
+    REFUSED(xmm_aligned_malloc(3, 100, device, NULL), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_aligned_malloc(0, 100, device, NULL), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_malloc(100, 4711, NULL), XMM_UNKNOWN_NODE);
+    REFUSED(xmm_malloc(SIZE_MAX, device, NULL), XMM_NO_MEMORY);
+    REFUSED(xmm_malloc(SIZE_MAX - 4096, device, NULL), XMM_NO_MEMORY);
+    REFUSED(xmm_malloc(100, device, &failures), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_free(&failures), XMM_NOT_MAPPED);
+    REFUSED(xmm_record_use(&failures, NULL), XMM_NOT_MAPPED);
+    REFUSED(xmm_realloc(&failures, 10, device, NULL), XMM_NOT_MAPPED);
+    REFUSED(xmm_find_block(NULL, NULL), XMM_NOT_MAPPED);
+    REFUSED(xmm_usable_size(NULL), XMM_NOT_MAPPED);
+    void* block = xmm_malloc(100, XMM_DEFAULT_NODE, NULL);
+    REFUSED(xmm_find_block(block, NULL), XMM_INVALID_ARGUMENT);
+    CHECK(xmm_free(block) == XMM_OK);
+}
+
+static void zeroed_and_moved(xmm_queue queue) {
+    const size_t bytes = 5 * MIB + 300; /* more than a frame's worth, with an odd end */
+    unsigned char* pattern = malloc(bytes);
+    unsigned char* zeroes = calloc(1, bytes);
+    fill(pattern, bytes, 2);
+    const xmm_queue queues[] = {NULL, queue};
+    for (int i = 0; i < 2; ++i) {
+        xmm_queue line = queues[i];
+        /* Twice the same memory: dirty, then zeroed by the device. */
+        void* block = xmm_malloc(bytes, device, line);
+        CHECK(xmm_copy(block, pattern, bytes, line) == XMM_OK);
+        CHECK(xmm_free(block) == XMM_OK);
+        block = xmm_calloc(5, bytes / 5, device, line);
+        CHECK(block != NULL && holds(block, zeroes, bytes / 5 * 5, line));
+
+        CHECK(xmm_copy(block, pattern, bytes / 2, line) == XMM_OK);
+        void* grown = xmm_realloc(block, 3 * bytes, XMM_DEFAULT_NODE, line);
+        CHECK(grown != NULL && grown != block && xmm_usable_size(grown) >= 3 * bytes);
+        CHECK(holds(grown, pattern, bytes / 2, line));
+        CHECK(xmm_usable_size(block) == 0);
+        void* same = xmm_realloc(grown, 3 * bytes - 100, device, line);
+        CHECK(same == grown);
+        void* shrunk = xmm_realloc(grown, 1000, XMM_DEFAULT_NODE, line);
+        CHECK(shrunk != NULL && xmm_usable_size(shrunk) < MIB && holds(shrunk, pattern, 1000, line));
+        void* moved = xmm_realloc(shrunk, 1000, other_device, NULL);
+        xmm_block about;
+        about.struct_size = sizeof about;
+        CHECK(xmm_find_block(moved, &about) == XMM_OK && about.node == other_device);
+        CHECK(holds(moved, pattern, 1000, NULL));
+        CHECK(xmm_realloc(moved, 0, XMM_DEFAULT_NODE, NULL) == NULL && xmm_usable_size(moved) == 0);
+    }
+    void* fresh = xmm_realloc(NULL, 700, device, queue);
+    CHECK(fresh != NULL);
+    REFUSED(xmm_realloc(fresh, 1024 * MIB, device, queue), XMM_NO_MEMORY);
+    CHECK(xmm_usable_size(fresh) >= 700); /* it stays */
+    REFUSED(xmm_realloc((char*)fresh + 16, 100, device, queue), XMM_INVALID_ARGUMENT);
+    CHECK(xmm_free(fresh) == XMM_OK);
+    REFUSED(xmm_calloc(SIZE_MAX / 2, 3, device, NULL), XMM_NO_MEMORY);
+    void* nothing = xmm_calloc(0, 8, device, NULL);
+    CHECK(nothing != NULL && xmm_free(nothing) == XMM_OK);
+    free(pattern);
+    free(zeroes);
+}
+
+static void queues(void) {
+    xmm_queue queue = NULL;
+    xmm_queue other = NULL;
+    CHECK(xmm_queue_create(device, &queue) == XMM_OK && queue != NULL);
+    CHECK(xmm_queue_create(device, &other) == XMM_OK && other != queue);
+    zeroed_and_moved(queue);
+
+    /* Its own queue has a block again at once; another one's work is waited for: 32 MiB take 80 ms here. */
+    const size_t bytes = 32 * MIB;
+    unsigned char* pattern = malloc(bytes);
+    unsigned char* dirt = calloc(1, bytes);
+    fill(pattern, bytes, 3);
+    void* block = xmm_malloc(bytes, device, queue);
+    CHECK(xmm_copy(block, pattern, bytes, queue) == XMM_OK);
+    CHECK(xmm_free(block) == XMM_OK);
+    void* next = xmm_malloc(bytes, device, queue);
+    CHECK(next == block);
+    CHECK(xmm_queue_synchronize(queue) == XMM_OK);
+
+    CHECK(xmm_copy(next, pattern, bytes, other) == XMM_OK);
+    CHECK(xmm_free_on(next, other) == XMM_OK);
+    void* third = xmm_malloc(bytes, device, queue);
+    CHECK(third != next); /* `other` still writes there */
+    CHECK(xmm_queue_synchronize(other) == XMM_OK);
+
+    /* Lent to a second queue, given back on the first: `other` still reads it. */
+    CHECK(xmm_copy(third, pattern, bytes, queue) == XMM_OK && xmm_queue_synchronize(queue) == XMM_OK);
+    CHECK(xmm_record_use(third, other) == XMM_OK);
+    unsigned char* seen = calloc(1, bytes);
+    CHECK(xmm_copy(seen, third, bytes, other) == XMM_OK);
+    CHECK(xmm_free(third) == XMM_OK);
+    for (int i = 0; i < 3; ++i) { /* nobody gets it meanwhile */
+        void* writer = xmm_malloc(bytes, device, queue);
+        CHECK(writer != NULL && xmm_copy(writer, dirt, bytes, queue) == XMM_OK);
+        CHECK(xmm_free(writer) == XMM_OK);
+    }
+    CHECK(xmm_queue_synchronize(other) == XMM_OK && memcmp(seen, pattern, bytes) == 0);
+    CHECK(xmm_queue_synchronize(queue) == XMM_OK);
+
+    xmm_block about;
+    about.struct_size = sizeof about;
+    block = xmm_malloc(77, device, queue);
+    CHECK(xmm_find_block(block, &about) == XMM_OK && about.queue == queue);
+    REFUSED(xmm_record_use(block, &failures), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_free_on(block, &failures), XMM_INVALID_ARGUMENT);
+    CHECK(xmm_record_use(block, NULL) == XMM_OK);
+    CHECK(xmm_queue_destroy(other) == XMM_OK);
+    REFUSED(xmm_queue_destroy(other), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_queue_synchronize(other), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_malloc(1, device, other), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_copy(pattern, block, 1, other), XMM_INVALID_ARGUMENT);
+    CHECK(xmm_queue_destroy(queue) == XMM_OK);
+    CHECK(xmm_free(block) == XMM_OK); /* after its queue */
+    REFUSED(xmm_queue_create(device, NULL), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_queue_create(host, &queue), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_queue_create(-77, &queue), XMM_UNKNOWN_NODE);
+    REFUSED(xmm_copy(pattern, NULL, 10, NULL), XMM_INVALID_ARGUMENT);
+    free(pattern);
+    free(dirt);
+    free(seen);
+}
+
+static void tags(void) {
+    xmm_tag weights = 99;
+    xmm_tag activations = 99;
+    xmm_tag again = 99;
+    CHECK(xmm_tag_create("weights", &weights) == XMM_OK && weights != 0 && weights != 99);
+    CHECK(xmm_tag_create("activations", &activations) == XMM_OK && activations != weights);
+    CHECK(xmm_tag_create("weights", &again) == XMM_OK && again == weights);
+    CHECK(strcmp(xmm_tag_name(weights), "weights") == 0 && strcmp(xmm_tag_name(0), "") == 0);
+    CHECK(xmm_tag_name(1000000) == NULL);
+    REFUSED(xmm_tag_name(60000), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_tag_create("", &again), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_tag_create(NULL, &again), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_tag_create("weights", NULL), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_tag_create("a name of thirty-two bytes, well!", &again), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_tagged_malloc(60000, 256, 1, device, NULL), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_trim_tag(device, 60000, NULL), XMM_INVALID_ARGUMENT);
+
+    uint64_t freed = 0;
+    CHECK(xmm_trim(device, 0, &freed) == XMM_OK);
+    const int64_t before = statistics().reserved_bytes.current;
+    void* kept = xmm_tagged_malloc(weights, 256, 32 * MIB, device, NULL);
+    void* gone = xmm_tagged_malloc(activations, 256, 32 * MIB, device, NULL);
+    xmm_block about;
+    about.struct_size = sizeof about;
+    CHECK(xmm_find_block(kept, &about) == XMM_OK && about.tag == weights);
+    CHECK(xmm_find_block(gone, &about) == XMM_OK && about.tag == activations);
+    CHECK(statistics().reserved_bytes.current - before >= (int64_t)(64 * MIB));
+    CHECK(xmm_free(gone) == XMM_OK);
+    CHECK(xmm_trim_tag(device, weights, &freed) == XMM_OK && freed == 0);
+    CHECK(xmm_trim_tag(device, activations, &freed) == XMM_OK && freed >= 32 * MIB);
+    CHECK(xmm_free(kept) == XMM_OK);
+    CHECK(xmm_trim(device, 64 * MIB, &freed) == XMM_OK && freed == 0); /* that much may stay */
+    CHECK(xmm_trim(device, 0, NULL) == XMM_OK);
+    CHECK(statistics().reserved_bytes.current <= before);
+    REFUSED(xmm_trim(9999, 0, NULL), XMM_UNKNOWN_NODE);
+}
+
+static void* to_give_back = NULL;
+static size_t asked_for = 0;
+static bool give_back(size_t bytes, void* context) {
+    ++*(int*)context;
+    asked_for = bytes;
+    void* block = to_give_back;
+    to_give_back = NULL;
+    return block != NULL && xmm_free(block) == XMM_OK;
+}
+
+static void out_of_memory(void) {
+    int calls = 0;
+    CHECK(xmm_trim(device, 0, NULL) == XMM_OK);
+    to_give_back = xmm_malloc(128 * MIB, device, NULL);
+    CHECK(to_give_back != NULL);
+    CHECK(xmm_set_oom_callback(device, give_back, &calls) == XMM_OK);
+    void* block = xmm_malloc(160 * MIB, device, NULL);
+    CHECK(block != NULL && calls == 1 && asked_for == 160 * MIB);
+    const xmm_statistics before = statistics();
+    REFUSED(xmm_malloc(200 * MIB, device, NULL), XMM_NO_MEMORY);
+    CHECK(calls == 2);
+    CHECK(statistics().num_ooms == before.num_ooms + 1);
+    CHECK(statistics().allocated_bytes.current == before.allocated_bytes.current);
+    CHECK(xmm_set_oom_callback(device, NULL, NULL) == XMM_OK);
+    REFUSED(xmm_malloc(200 * MIB, device, NULL), XMM_NO_MEMORY);
+    CHECK(calls == 2);
+    CHECK(xmm_free(block) == XMM_OK);
+    CHECK(xmm_trim(device, 0, NULL) == XMM_OK);
+
+    CHECK(xmm_set_budget(device, 64 * MIB) == XMM_OK);
+    REFUSED(xmm_malloc(100 * MIB, device, NULL), XMM_NO_MEMORY);
+    CHECK(xmm_set_budget(device, UINT64_MAX) == XMM_OK);
+    block = xmm_malloc(100 * MIB, device, NULL);
+    CHECK(block != NULL && xmm_free(block) == XMM_OK);
+    REFUSED(xmm_set_budget(9999, 1), XMM_UNKNOWN_NODE);
+    REFUSED(xmm_set_oom_callback(9999, NULL, NULL), XMM_UNKNOWN_NODE);
+}
+
+static void figures(void) {
+    CHECK(xmm_trim(device, 0, NULL) == XMM_OK);
+    CHECK(xmm_reset_accumulated_statistics(device) == XMM_OK && xmm_reset_peak_statistics(device) == XMM_OK);
+    const xmm_statistics before = statistics();
+    CHECK(before.allocation.allocated == 0 && before.allocation.peak == before.allocation.current);
+    void* a = xmm_malloc(3 * MIB, device, NULL);
+    void* b = xmm_malloc(5 * MIB, device, NULL);
+    CHECK(xmm_free(a) == XMM_OK);
+    const xmm_statistics now = statistics();
+    CHECK(now.allocation.current == before.allocation.current + 1);
+    CHECK(now.allocation.allocated == 2 && now.allocation.freed == 1);
+    CHECK(now.active_bytes.peak >= before.active_bytes.current + (int64_t)(8 * MIB));
+    CHECK(now.requested_bytes.current == before.requested_bytes.current + (int64_t)(5 * MIB));
+    CHECK(now.reserved_bytes.current >= now.active_bytes.current && now.segment.current > 0);
+    CHECK(now.num_device_alloc > 0);
+    CHECK(xmm_free(b) == XMM_OK);
+
+    char small[20];
+    const size_t length = xmm_statistics_text(device, NULL, 0);
+    CHECK(length > 1000);
+    CHECK(xmm_statistics_text(device, small, sizeof small) >= 1000 && strlen(small) == sizeof small - 1);
+    char* text = malloc(2 * length);
+    CHECK(xmm_statistics_text(device, text, 2 * length) == strlen(text));
+    CHECK(strstr(text, "\nallocated_bytes.all.peak ") != NULL && strstr(text, "num_ooms 0\n") != NULL);
+    free(text);
+    xmm_statistics part;
+    memset(&part, 0x5a, sizeof part);
+    part.struct_size = offsetof(xmm_statistics, active);
+    CHECK(xmm_get_statistics(device, &part) == XMM_OK);
+    CHECK(part.allocation.allocated == 2 && part.driver_us == 0x5a5a5a5a5a5a5a5aLL);
+    REFUSED(xmm_get_statistics(device, NULL), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_get_statistics(9999, &part), XMM_UNKNOWN_NODE);
+    REFUSED(xmm_statistics_text(device, NULL, 5), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_reset_peak_statistics(9999), XMM_UNKNOWN_NODE);
+}
+
+static void exports(const char* folder) {
+    static const char* const names[] = {"rmm.csv", "snapshot.pickle", "trace.json", "replay.csv"};
+    char path[512];
+    CHECK(xmm_trace_start(device, 1000) == XMM_OK);
+    void* a = xmm_malloc(3 * MIB, device, NULL);
+    void* b = xmm_malloc(100, device, NULL);
+    CHECK(xmm_free(a) == XMM_OK);
+    for (xmm_export_form form = XMM_RMM_CSV; form <= XMM_REPLAY_CSV; ++form) {
+        snprintf(path, sizeof path, "%s/%s", folder, names[form]);
+        const int holds_all = form == XMM_TORCH_SNAPSHOT || form == XMM_CHROME_TRACE;
+        CHECK(xmm_export(holds_all ? XMM_ALL_DEVICES : device, form, path) == XMM_OK);
+        FILE* file = fopen(path, "rb");
+        CHECK(file != NULL && fgetc(file) != EOF);
+        if (file != NULL) {
+            fclose(file);
+        }
+    }
+    CHECK(xmm_trace_stop(device) == XMM_OK && xmm_free(b) == XMM_OK);
+    REFUSED(xmm_export(device, XMM_RMM_CSV, NULL), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_export(device, 17, path), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_export(XMM_ALL_DEVICES, XMM_RMM_CSV, path), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_export(9999, XMM_RMM_CSV, path), XMM_UNKNOWN_NODE);
+    REFUSED(xmm_export(device, XMM_RMM_CSV, "/no/such/folder/file"), XMM_FAILED);
+    CHECK(strstr(xmm_last_error(), "No such file") != NULL);
+    REFUSED(xmm_export(device, XMM_RMM_CSV, "/dev/full"), XMM_FAILED);
+    REFUSED(xmm_trace_start(device, 0), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_trace_start(9999, 10), XMM_UNKNOWN_NODE);
+    REFUSED(xmm_trace_stop(9999), XMM_UNKNOWN_NODE);
+}
+
+int main(int argc, char** argv) {
+    if (argc != 2) {
+        fprintf(stderr, "usage: interface FOLDER\n");
+        return 2;
+    }
+    versions_and_errors();
+    nodes();
+    blocks();
+    queues();
+    tags();
+    out_of_memory();
+    figures();
+    exports(argv[1]);
+    printf("%d checks, %d failures\n", checks, failures);
+    return failures == 0 ? 0 : 1;
+}
