@@ -150,6 +150,20 @@ public:
         });
     }
 
+    // fn(va_range, const frame_user&) for each slot that has a frame. Under the lock of the device's frames.
+    template <class Fn>
+    void for_each_frame(Fn&& fn) const {
+        std::lock_guard guard{lock_};
+        for (const frame_user* user = users_; user != nullptr; user = user->next_) {
+            for (const slot_span* span = user->spans_; span != nullptr; span = span->next_) {
+                for (std::size_t slot = span->next(0, span->count_, true); slot < span->count_;
+                     slot = span->next(slot + 1, span->count_, true)) {
+                    fn(va_range{span->slot_begin(slot), span->slot_bytes()}, *user);
+                }
+            }
+        }
+    }
+
     // Live bytes came (or went): what users asked for, not what it costs. The budget follows their peak.
     void add_live(std::ptrdiff_t bytes) noexcept {
         // relaxed, both: the budget is a measure, nothing is published by it.
