@@ -259,15 +259,18 @@ static void queues(void) {
     CHECK(xmm_queue_synchronize(other) == XMM_OK && memcmp(seen, pattern, bytes) == 0);
     CHECK(xmm_queue_synchronize(queue) == XMM_OK);
 
-    /* A block changes its queue while its own one still fills it: the copy comes after that. */
+    /* A block changes its queue while its own one is yet to fill it: the copy comes after that. */
     const xmm_queue takers[] = {other, NULL};
-    for (int i = 0; i < 2; ++i) {
+    for (unsigned i = 0; i < 2; ++i) {
+        fill(pattern, bytes, 4 + i);
+        void* before = xmm_malloc(bytes, device, queue);
         block = xmm_malloc(bytes, device, queue);
-        CHECK(xmm_copy(block, i == 0 ? pattern : dirt, bytes, queue) == XMM_OK);
+        CHECK(xmm_copy(before, dirt, bytes, queue) == XMM_OK);
+        CHECK(xmm_copy(block, pattern, bytes, queue) == XMM_OK);
         void* taken = xmm_realloc(block, bytes + MIB, XMM_DEFAULT_NODE, takers[i]);
         CHECK(taken != NULL && taken != block);
-        CHECK(holds(taken, i == 0 ? pattern : dirt, bytes, takers[i]));
-        CHECK(xmm_free(taken) == XMM_OK);
+        CHECK(holds(taken, pattern, bytes, takers[i]));
+        CHECK(xmm_free(taken) == XMM_OK && xmm_free(before) == XMM_OK);
     }
 
     xmm_block about;
