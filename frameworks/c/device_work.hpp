@@ -20,6 +20,18 @@ public:
     device_work(space_state& state, node& on) noexcept
         : core_{state.core}, carrier_{on.is_host ? state.core.host_carrier() : &on} {}
 
+    // What is submitted to `queue` from now on comes after what was submitted to `earlier` so far.
+    status order(queue_id queue, queue_id earlier) noexcept {
+        if (carrier_ == nullptr || earlier.value == 0 || earlier == queue) {
+            return {};
+        }
+        const backend_ref driver = carrier_->driver;
+        result<ticket> point = driver.record(earlier);
+        if (!point) {
+            return {};  // a queue that is gone has done its work
+        }
+        return queue.value != 0 ? driver.make_wait(queue, *point) : driver.wait(*point);
+    }
     status zero(va_range block, queue_id queue) noexcept {
         return in_parts(
             block.bytes, queue,

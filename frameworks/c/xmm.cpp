@@ -105,17 +105,25 @@ result<void*> allocate_zeroed(std::size_t bytes, int32_t node, xmm_queue queue) 
     return block;
 }
 
-// What lies in both blocks is copied before anything that the queue gets later.
+// What lies in both blocks is copied: after all work of the old block's queue, before anything that the given
+// queue gets later.
 status copy_block(const block_info& to, const block_info& from, xmm_queue queue) {
     const std::size_t bytes = std::min(to.range.bytes, from.range.bytes);
-    if (to.node == from.node) {
-        result<device_work> device = work_on(to.node);
-        return device ? device->copy(to.range.begin, from.range.begin, bytes,
-                                     queue_book::instance().id_of(queue).value_or({}))
-                      : device.error();
+    const queue_id line = queue_book::instance().id_of(queue).value_or({});
+    result<device_work> device = work_on(from.node);
+    if (!device) {
+        return device.error();
     }
-    if (std::shared_ptr<xmm::queue> line = queue_book::instance().find(queue)) {
-        if (status done = line->synchronize(); !done) {
+    const bool is_one_node = to.node == from.node;
+    if (const status ordered = device->order(is_one_node ? line : queue_id{}, from.queue);
+        !ordered) {
+        return ordered;
+    }
+    if (is_one_node) {
+        return device->copy(to.range.begin, from.range.begin, bytes, line);
+    }
+    if (std::shared_ptr<xmm::queue> used = queue_book::instance().find(queue)) {
+        if (const status done = used->synchronize(); !done) {
             return done;
         }
     }

@@ -85,11 +85,11 @@ XMM_API void xmm_clear_error(void) XMM_NOEXCEPT;
 typedef struct xmm_node_description {
     size_t struct_size;
     int32_t node;
-    uint32_t is_device;    /* 0: a host */
-    uint64_t bytes;        /* of memory that the node has */
-    uint64_t limit_bytes;  /* what xmm may hold there now */
-    uint64_t used_bytes;   /* what xmm holds, of all its users in this process */
-    char name[64];         /* UTF-8, cut to fit */
+    uint32_t is_device;   /* 0: a host */
+    uint64_t bytes;       /* of memory that the node has */
+    uint64_t limit_bytes; /* what xmm may hold there now */
+    uint64_t used_bytes;  /* what xmm holds, of all its users in this process */
+    char name[64];        /* UTF-8, cut to fit */
 } xmm_node_description;
 
 /* The numbers of all nodes, hosts first: at most capacity of them are written, count says how many there are.
@@ -115,15 +115,17 @@ XMM_API xmm_status xmm_copy(void* to, const void* from, size_t bytes, xmm_queue 
  * any other. The contents are undefined. */
 XMM_API void* xmm_malloc(size_t bytes, int32_t node, xmm_queue queue) XMM_NOEXCEPT;
 /* The alignment is a power of two. */
-XMM_API void* xmm_aligned_malloc(size_t alignment, size_t bytes, int32_t node, xmm_queue queue) XMM_NOEXCEPT;
+XMM_API void* xmm_aligned_malloc(size_t alignment, size_t bytes, int32_t node,
+                                 xmm_queue queue) XMM_NOEXCEPT;
 /* The same for a tag. */
 XMM_API void* xmm_tagged_malloc(xmm_tag tag, size_t alignment, size_t bytes, int32_t node,
                                 xmm_queue queue) XMM_NOEXCEPT;
 /* Zeroed by the device, in the order of the queue. */
 XMM_API void* xmm_calloc(size_t count, size_t bytes, int32_t node, xmm_queue queue) XMM_NOEXCEPT;
 /* A block of at least that size with the old contents, as far as they fit: the old block, or a new one of the
- * same tag for that queue, to which the device copies in the order of the queue. The old one is given back on
- * that queue then. NULL as pointer: xmm_malloc. 0 bytes: xmm_free_on, and NULL. On failure the old block stays. */
+ * same tag for that queue. The device copies in the order of the queue, after what was submitted to the block's own
+ * queue before; the old block is given back on the queue then. Between two nodes the call waits for that. NULL as
+ * pointer: xmm_malloc. 0 bytes: xmm_free_on, and NULL. On failure the old block stays. */
 XMM_API void* xmm_realloc(void* block, size_t bytes, int32_t node, xmm_queue queue) XMM_NOEXCEPT;
 
 /* Gives a block back: work of its own queue that was submitted before may still use it. NULL: nothing. */
@@ -168,7 +170,8 @@ XMM_API xmm_status xmm_trim_tag(int32_t node, xmm_tag tag, uint64_t* freed) XMM_
 /* Called when nothing else is left, by the thread that asks for memory, with no lock held: true if it gave back
  * enough for another try. NULL: none. */
 typedef bool (*xmm_oom_callback)(size_t bytes, void* context);
-XMM_API xmm_status xmm_set_oom_callback(int32_t node, xmm_oom_callback callback, void* context) XMM_NOEXCEPT;
+XMM_API xmm_status xmm_set_oom_callback(int32_t node, xmm_oom_callback callback,
+                                        void* context) XMM_NOEXCEPT;
 
 /* ---- seeing it */
 
@@ -213,10 +216,11 @@ XMM_API xmm_status xmm_trace_stop(int32_t node) XMM_NOEXCEPT;
 
 typedef int32_t xmm_export_form;
 enum {
-    XMM_RMM_CSV = 0,        /* the log of RMM's logging adaptor, for its replay */
-    XMM_TORCH_SNAPSHOT = 1, /* a pickle as of torch.cuda.memory._snapshot(), for PyTorch's memory viewer */
-    XMM_CHROME_TRACE = 2,   /* JSON for Perfetto and chrome://tracing */
-    XMM_REPLAY_CSV = 3      /* for xmm-replay */
+    XMM_RMM_CSV = 0, /* the log of RMM's logging adaptor, for its replay */
+    XMM_TORCH_SNAPSHOT =
+        1, /* a pickle as of torch.cuda.memory._snapshot(), for PyTorch's memory viewer */
+    XMM_CHROME_TRACE = 2, /* JSON for Perfetto and chrome://tracing */
+    XMM_REPLAY_CSV = 3    /* for xmm-replay */
 };
 
 /* Writes what was recorded, and what the heap looks like now, to a file. XMM_ALL_DEVICES in the forms that hold

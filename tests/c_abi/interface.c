@@ -16,11 +16,11 @@ static int checks = 0;
 
 #define CHECK(condition) check((condition), #condition, __LINE__)
 /* The call fails, with this status, and its text names the function. */
-#define REFUSED(call, expected)                                       \
-    do {                                                              \
-        xmm_clear_error();                                            \
-        (void)(call);                                                 \
-        refused(#call, (expected), __LINE__);                         \
+#define REFUSED(call, expected)               \
+    do {                                      \
+        xmm_clear_error();                    \
+        (void)(call);                         \
+        refused(#call, (expected), __LINE__); \
     } while (0)
 
 static void check(int is_true, const char* what, int line) {
@@ -39,8 +39,8 @@ static void refused(const char* call, xmm_status expected, int line) {
     if (xmm_last_status() != expected || strncmp(xmm_last_error(), function, length) != 0 ||
         strstr(xmm_last_error(), xmm_status_name(expected)) == NULL) {
         ++failures;
-        fprintf(stderr, "interface.c:%d: %s: status %d, not %d; \"%s\"\n", line, call, (int)xmm_last_status(),
-                (int)expected, xmm_last_error());
+        fprintf(stderr, "interface.c:%d: %s: status %d, not %d; \"%s\"\n", line, call,
+                (int)xmm_last_status(), (int)expected, xmm_last_error());
     }
 }
 
@@ -56,7 +56,8 @@ static void fill(unsigned char* bytes, size_t count, unsigned seed) {
 static int holds(const void* block, const unsigned char* expected, size_t count, xmm_queue queue) {
     unsigned char* seen = malloc(count);
     int is_same = seen != NULL && xmm_copy(seen, block, count, queue) == XMM_OK &&
-                  (queue == NULL || xmm_queue_synchronize(queue) == XMM_OK) && memcmp(seen, expected, count) == 0;
+                  (queue == NULL || xmm_queue_synchronize(queue) == XMM_OK) &&
+                  memcmp(seen, expected, count) == 0;
     free(seen);
     return is_same;
 }
@@ -71,7 +72,8 @@ static xmm_statistics statistics(void) {
 static void versions_and_errors(void) {
     CHECK(xmm_version() == XMM_VERSION);
     char text[32];
-    snprintf(text, sizeof text, "%d.%d.%d", XMM_VERSION_MAJOR, XMM_VERSION_MINOR, XMM_VERSION_PATCH);
+    snprintf(text, sizeof text, "%d.%d.%d", XMM_VERSION_MAJOR, XMM_VERSION_MINOR,
+             XMM_VERSION_PATCH);
     CHECK(strcmp(xmm_version_text(), text) == 0);
     CHECK(xmm_last_status() == XMM_OK);
     CHECK(strcmp(xmm_last_error(), "") == 0);
@@ -154,7 +156,8 @@ static void blocks(void) {
         CHECK(block != NULL && (uintptr_t)block % (alignment > 256 ? alignment : 256) == 0);
         CHECK(xmm_free(block) == XMM_OK);
     }
-    CHECK(xmm_free(NULL) == XMM_OK && xmm_free_on(NULL, NULL) == XMM_OK && xmm_free_sized(NULL, 5) == XMM_OK);
+    CHECK(xmm_free(NULL) == XMM_OK && xmm_free_on(NULL, NULL) == XMM_OK &&
+          xmm_free_sized(NULL, 5) == XMM_OK);
     REFUSED(xmm_aligned_malloc(3, 100, device, NULL), XMM_INVALID_ARGUMENT);
     REFUSED(xmm_aligned_malloc(0, 100, device, NULL), XMM_INVALID_ARGUMENT);
     REFUSED(xmm_malloc(100, 4711, NULL), XMM_UNKNOWN_NODE);
@@ -194,7 +197,8 @@ static void zeroed_and_moved(xmm_queue queue) {
         void* same = xmm_realloc(grown, 3 * bytes - 100, device, line);
         CHECK(same == grown);
         void* shrunk = xmm_realloc(grown, 1000, XMM_DEFAULT_NODE, line);
-        CHECK(shrunk != NULL && xmm_usable_size(shrunk) < MIB && holds(shrunk, pattern, 1000, line));
+        CHECK(shrunk != NULL && xmm_usable_size(shrunk) < MIB &&
+              holds(shrunk, pattern, 1000, line));
         void* moved = xmm_realloc(shrunk, 1000, other_device, NULL);
         xmm_block about;
         about.struct_size = sizeof about;
@@ -241,7 +245,8 @@ static void queues(void) {
     CHECK(xmm_queue_synchronize(other) == XMM_OK);
 
     /* Lent to a second queue, given back on the first: `other` still reads it. */
-    CHECK(xmm_copy(third, pattern, bytes, queue) == XMM_OK && xmm_queue_synchronize(queue) == XMM_OK);
+    CHECK(xmm_copy(third, pattern, bytes, queue) == XMM_OK &&
+          xmm_queue_synchronize(queue) == XMM_OK);
     CHECK(xmm_record_use(third, other) == XMM_OK);
     unsigned char* seen = calloc(1, bytes);
     CHECK(xmm_copy(seen, third, bytes, other) == XMM_OK);
@@ -253,6 +258,20 @@ static void queues(void) {
     }
     CHECK(xmm_queue_synchronize(other) == XMM_OK && memcmp(seen, pattern, bytes) == 0);
     CHECK(xmm_queue_synchronize(queue) == XMM_OK);
+
+    /* A block changes its queue while its own one is yet to fill it: the copy comes after that. */
+    const xmm_queue takers[] = {other, NULL};
+    for (unsigned i = 0; i < 2; ++i) {
+        fill(pattern, bytes, 4 + i);
+        void* before = xmm_malloc(bytes, device, queue);
+        block = xmm_malloc(bytes, device, queue);
+        CHECK(xmm_copy(before, dirt, bytes, queue) == XMM_OK);
+        CHECK(xmm_copy(block, pattern, bytes, queue) == XMM_OK);
+        void* taken = xmm_realloc(block, bytes + MIB, XMM_DEFAULT_NODE, takers[i]);
+        CHECK(taken != NULL && taken != block);
+        CHECK(holds(taken, pattern, bytes, takers[i]));
+        CHECK(xmm_free(taken) == XMM_OK && xmm_free(before) == XMM_OK);
+    }
 
     xmm_block about;
     about.struct_size = sizeof about;
@@ -354,7 +373,8 @@ static void out_of_memory(void) {
 
 static void figures(void) {
     CHECK(xmm_trim(device, 0, NULL) == XMM_OK);
-    CHECK(xmm_reset_accumulated_statistics(device) == XMM_OK && xmm_reset_peak_statistics(device) == XMM_OK);
+    CHECK(xmm_reset_accumulated_statistics(device) == XMM_OK &&
+          xmm_reset_peak_statistics(device) == XMM_OK);
     const xmm_statistics before = statistics();
     CHECK(before.allocation.allocated == 0 && before.allocation.peak == before.allocation.current);
     void* a = xmm_malloc(3 * MIB, device, NULL);
@@ -372,10 +392,12 @@ static void figures(void) {
     char small[20];
     const size_t length = xmm_statistics_text(device, NULL, 0);
     CHECK(length > 1000);
-    CHECK(xmm_statistics_text(device, small, sizeof small) >= 1000 && strlen(small) == sizeof small - 1);
+    CHECK(xmm_statistics_text(device, small, sizeof small) >= 1000 &&
+          strlen(small) == sizeof small - 1);
     char* text = malloc(2 * length);
     CHECK(xmm_statistics_text(device, text, 2 * length) == strlen(text));
-    CHECK(strstr(text, "\nallocated_bytes.all.peak ") != NULL && strstr(text, "num_ooms 0\n") != NULL);
+    CHECK(strstr(text, "\nallocated_bytes.all.peak ") != NULL &&
+          strstr(text, "num_ooms 0\n") != NULL);
     free(text);
     xmm_statistics part;
     memset(&part, 0x5a, sizeof part);
