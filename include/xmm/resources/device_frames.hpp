@@ -197,9 +197,13 @@ private:
         std::uint64_t stamp;
         slot_span* span;
         std::size_t slot;
-        // For a heap whose front is the slot that has been idle longest.
+        // For a heap whose front is to go first: idle longest, and of one extent the last, so that what is
+        // left of it stays in one piece.
         friend bool operator<(const idle_slot& a, const idle_slot& b) noexcept {
-            return a.stamp > b.stamp;
+            if (a.stamp != b.stamp) {
+                return a.stamp > b.stamp;
+            }
+            return a.span != b.span ? a.span < b.span : a.slot < b.slot;
         }
     };
     // A frame that went to another slot of its user while work may still use its old mapping.

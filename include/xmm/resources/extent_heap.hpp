@@ -188,6 +188,7 @@ private:
     };
     static constexpr std::uint32_t long_area = 0;
     static constexpr std::uint32_t short_area = 1;
+    static constexpr std::size_t few_moves = 300;
     static constexpr std::size_t most_bytes = std::size_t{1} << 46;
     static constexpr std::size_t report_bytes = std::size_t{1} << 20;
 
@@ -327,13 +328,17 @@ inline void extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes
 }
 
 // In the block's own area if that costs nothing. A short-lived one will soon be gone and does no harm in the
-// other area, if that is cheaper; a long-lived one would stay and cut the short area up.
+// other area, if that is cheaper; a long-lived one would cut the short area up, which is worse than a few moves.
 inline extent_heap::place extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes,
                                                          std::size_t alignment) const noexcept {
     place best;
     find_place_locked(area, bytes, alignment, best);
     if (best.cost != 0 && area == short_area) {
         find_place_locked(long_area, bytes, alignment, best);
+    } else if (best.cost > few_moves) {
+        place other;
+        find_place_locked(short_area, bytes, alignment, other);
+        best = other.cost == 0 ? other : best;
     }
     return best;
 }
