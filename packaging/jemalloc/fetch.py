@@ -148,15 +148,17 @@ def from_archive(work):
         options += ["-o", option]
     try:
         code, said = run(["apt-get", "-q", *options, "update"])
-        if code == 0:
-            code, said = run(["apt-get", "-q", *options, "source", "--download-only", "--only-source", "jemalloc"],
+        if code == 0:  # also where it reached nothing: then it only warns
+            code, more = run(["apt-get", "-q", *options, "source", "--download-only", "--only-source", "jemalloc"],
                              cwd=apt / "download")
+            said += more
         found = sorted((apt / "download").glob("jemalloc_*.orig.tar.*"))
         found = [path for path in found if path.suffix != ".asc"]
         if code != 0 or not found:
-            complaints = [line for line in said.splitlines() if line.startswith(("E:", "Err:", "W:"))]
+            complaints = [line for kind in ("W: Failed", "E:", "W:") for line in said.splitlines()
+                          if line.startswith(kind)]
             raise Failure("the distribution's source package cannot be had: " +
-                          (complaints[-1] if complaints else "apt-get did not say why"))
+                          (complaints[0] if complaints else "apt-get did not say why"))
         return pathlib.Path(shutil.move(found[0], work / found[0].name))
     finally:
         shutil.rmtree(apt, ignore_errors=True)

@@ -4,8 +4,6 @@
 // Failure  bad_input for what cannot be used; nothing has been read or written by then.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -20,6 +18,8 @@
 #include "backends.hpp"
 #include "generate.hpp"
 #include "prices.hpp"
+
+#include <CLI/CLI.hpp>
 
 namespace xmm::trace_replay {
 

@@ -36,7 +36,7 @@ namespace xmm {
 
 struct device_frames_options {
     // How far above the peak of live bytes frames are created rather than taken; in 1/1024.
-    std::uint32_t slack = 7;
+    std::uint32_t slack = 8;
 };
 
 struct frame_counts {
@@ -217,7 +217,8 @@ private:
         std::size_t slot_bytes = 0;          // the size that can be taken as it is
         std::size_t limit = 0;
         bool is_listed = false;
-        bool has_skipped = false;  // a user was busy
+        bool has_skipped = false;     // a user was busy
+        bool has_unfinished = false;  // a queue was
         unsigned retries = 0;
         ticket until;  // to wait for; value 0: try again
         status why;
@@ -231,6 +232,20 @@ private:
         const std::uint64_t epoch = std::uint64_t{epoch_.load(std::memory_order_relaxed)} << 32;
         user.stamp_ = std::max(user.stamp_ + 1, epoch);
         return user.stamp_;
+    }
+    // The first that was passed by is the one that has been idle longest.
+    static void note_unfinished(errand& job, ticket point) noexcept {
+        job.until = job.has_unfinished ? job.until : point;
+        job.has_unfinished = true;
+    }
+    // All that could be taken has been: is there something to wait for?
+    static outcome none_left(errand& job) noexcept {
+        if (job.has_unfinished && job.until.value != 0) {
+            return outcome::wait;
+        }
+        const bool is_worth_it = job.has_unfinished || job.has_skipped;
+        job.until = {};
+        return is_worth_it && job.retries < most_retries ? outcome::wait : outcome::none;
     }
     [[nodiscard]] std::size_t limit_for(std::size_t asked) const noexcept {
         const std::size_t peak =
@@ -423,7 +438,7 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
     port_frame frame;
     idle_slot from{0, nullptr, 0};
     job.why = {};
-    if (counts_.reserved_bytes < job.limit) {
+    if (counts_.reserved_bytes + bytes <= job.limit) {
         if (result<port_frame> made = port_->create(bytes)) {
             frame = *made;
         } else {
@@ -478,8 +493,6 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
 inline device_frames::outcome device_frames::take_locked(errand& job, idle_slot& from,
                                                          port_frame& taken) noexcept {
     list_idle_locked(job);
-    ticket until;
-    bool has_unfinished = false;
     while (!idle_.empty()) {
         std::pop_heap(idle_.begin(), idle_.end());
         const idle_slot victim = idle_.back();
@@ -490,8 +503,7 @@ inline device_frames::outcome device_frames::take_locked(errand& job, idle_slot&
         const bool is_aliased = !is_finished && &user == job.own && port_->can_alias() &&
                                 stale_.size() < stale_.capacity();
         if (!is_finished && !is_aliased) {
-            until = has_unfinished ? until : point;
-            has_unfinished = true;
+            note_unfinished(job, point);
             continue;
         }
         if (!claim_locked(victim, job, taken)) {
@@ -506,26 +518,17 @@ inline device_frames::outcome device_frames::take_locked(errand& job, idle_slot&
         from = victim;
         return outcome::done;
     }
-    if (has_unfinished) {
-        job.until = until;
-        return until.value != 0 || job.retries < most_retries ? outcome::wait : outcome::none;
-    }
-    return outcome::none;
+    return none_left(job);
 }
 
 // No frame of the wanted size is idle: idle ones of other sizes make room, as far as there are any.
 inline device_frames::outcome device_frames::create_locked(errand& job, std::size_t bytes,
                                                            port_frame& made) noexcept {
     for (;;) {
-        const bool has_room = counts_.reserved_bytes < job.limit && job.why.is_ok();
+        const bool has_room = counts_.reserved_bytes + bytes <= job.limit && job.why.is_ok();
         const outcome dropped = has_room ? outcome::none : drop_coldest_locked(job, others_);
         if (dropped == outcome::wait) {
             return dropped;
-        }
-        if (dropped == outcome::none && !has_room && job.has_skipped &&
-            job.retries < most_retries) {
-            job.until = {};
-            return outcome::wait;
         }
         if (dropped == outcome::none || !job.why.is_ok()) {
             if (result<port_frame> one = port_->create(bytes)) {
@@ -544,8 +547,6 @@ inline device_frames::outcome device_frames::create_locked(errand& job, std::siz
 
 inline device_frames::outcome device_frames::drop_coldest_locked(
     errand& job, std::vector<idle_slot>& from) noexcept {
-    bool has_unfinished = false;
-    ticket until;
     while (!from.empty()) {
         std::pop_heap(from.begin(), from.end());
         const idle_slot victim = from.back();
@@ -555,20 +556,14 @@ inline device_frames::outcome device_frames::drop_coldest_locked(
         const bool is_finished = is_finished_locked(*victim.span->user_, victim.stamp, point) &&
                                  end_stale_of_locked(victim.span->frames_[victim.slot], point);
         if (!is_finished) {
-            until = has_unfinished ? until : point;
-            has_unfinished = true;
+            note_unfinished(job, point);
         } else if (claim_locked(victim, job, taken)) {
             port_->unmap(victim.span->slot_begin(victim.slot), taken, victim.span->slot_bytes());
             drop_locked(taken, victim.span->slot_bytes());
-            job.until = until;  // of those that were passed by
             return outcome::done;
         }
     }
-    if (has_unfinished && (until.value != 0 || job.retries < most_retries)) {
-        job.until = until;
-        return outcome::wait;
-    }
-    return outcome::none;
+    return none_left(job);
 }
 
 // A failed give: what it created goes again. What it took from idle slots stays, idle, where it is now.
@@ -595,25 +590,14 @@ inline std::size_t device_frames::trim_where(std::size_t keep_bytes,
             end_finished_stale_locked();
             job.is_listed = false;
             list_idle_locked(job);
-            ticket passed_by;
             while (counts_.reserved_bytes > keep_bytes) {
                 const std::size_t before = counts_.reserved_bytes;
-                job.until = {};
                 end = drop_coldest_locked(job, others_);
-                passed_by = passed_by.value != 0 ? passed_by : job.until;
                 if (end != outcome::done) {
                     break;
                 }
                 dropped += before - counts_.reserved_bytes;
                 end = outcome::none;
-            }
-            const bool is_worth_it = end == outcome::none && counts_.reserved_bytes > keep_bytes;
-            if (is_worth_it && passed_by.value != 0) {
-                job.until = passed_by;  // in front of one that could go
-                end = outcome::wait;
-            } else if (is_worth_it && job.has_skipped && job.retries < most_retries) {
-                job.until = {};
-                end = outcome::wait;
             }
         });
         if (end != outcome::wait || !pause(job)) {
@@ -640,6 +624,8 @@ inline void device_frames::list_idle_locked(errand& job) noexcept {
     }
     job.is_listed = true;
     job.has_skipped = false;
+    job.has_unfinished = false;
+    job.until = {};
     idle_.clear();
     others_.clear();
     for (frame_user* user = users_; user != nullptr; user = user->next_) {

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/resources/extent_heap.hpp>
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "../support/fake_frames.hpp"
+
+using namespace xmm;
+using namespace xmm::literals;
+using test::fake_frames;
+
+namespace {
+
+// Everything went back to the device, and no rule was broken on the way.
+void check_clean(const fake_frames& port) {
+    CHECK(port.frame_count() == 0);
+    CHECK(port.mapping_count() == 0);
+    CHECK(port.reservation_count() == 0);
+    CHECK(port.faults() == "");
+}
+
+}  // namespace
+
+TEST_CASE("extent_heap: blocks are aligned, apart, backed, and known by their address") {
+    fake_frames port;
+    {
+        device_frames frames{port};
+        extent_heap heap{frames, queue_id{1}};
+        std::vector<void*> blocks;
+        for (std::size_t bytes : {1_KiB, 33_KiB, 100_KiB, 3_MiB, 70_MiB, 1_KiB}) {
+            blocks.push_back(heap.allocate(bytes - 3).value());
+            const va_range block = heap.find(blocks.back());
+            CHECK(block.bytes == align_up(bytes - 3, extent_unit_bytes));
+            CHECK(block.begin % extent_unit_bytes == 0);
+            CHECK(port.is_backed(block));
+            CHECK(heap.usable_bytes(blocks.back()) == block.bytes);
+        }
+        void* inside = to_pointer(to_address(blocks[4]) + 5_MiB);
+        CHECK(heap.find(inside).is_empty());
+        CHECK(heap.find_inside(inside).begin == to_address(blocks[4]));
+        CHECK(heap.owns(inside));
+        int outside = 0;
+        CHECK_FALSE(heap.owns(&outside));
+        CHECK(heap.find_inside(&outside).is_empty());
+        CHECK(heap.block_count() == 6);
+        std::size_t seen = 0;
+        heap.for_each([&](va_range range, bool is_free) { seen += is_free ? 0 : range.bytes; });
+        CHECK(seen == heap.live_bytes());
+        CHECK(heap.is_valid());
+        for (void* block : blocks) {
+            heap.deallocate(block);
+        }
+        CHECK(heap.live_bytes() == 0);
+        CHECK(heap.is_valid());
+    }
+    check_clean(port);
+}
+
+TEST_CASE(
+    "extent_heap: alignment up to 2 MiB; what is asked wrongly is refused and changes nothing") {
+    fake_frames port;
+    {
+        device_frames frames{port};
+        extent_heap heap{frames, queue_id{1}};
+        std::vector<void*> blocks;
+        for (std::size_t alignment = 1; alignment <= 2_MiB; alignment *= 2) {
+            blocks.push_back(heap.allocate(40_KiB, alignment).value());
+            CHECK(to_address(blocks.back()) % alignment == 0);
+        }
+        CHECK(heap.allocate(0).code() == errc::invalid_argument);
+        CHECK(heap.allocate(1_KiB, 3).code() == errc::invalid_argument);
+        CHECK(heap.allocate(1_KiB, 4_MiB).code() == errc::invalid_argument);
+        CHECK(heap.allocate(~std::size_t{0}).code() == errc::invalid_argument);
+        CHECK(heap.block_count() == blocks.size());
+        CHECK(heap.is_valid());
+    }
+    check_clean(port);
+}
+
+TEST_CASE("extent_heap: a loop that has been learned makes no call to the device") {
+    fake_frames port;
+    {
+        device_frames frames{port};
+        extent_heap heap{frames, queue_id{1}};
+        // A loop of a few phases, as a training step is one.
+        const auto step = [&] {
+            std::vector<void*> kept;
+            for (std::size_t layer = 0; layer < 100; ++layer) {
+                void* work = heap.allocate(72_MiB + layer).value();
+                kept.push_back(heap.allocate(24_MiB + 64_KiB).value());
+                heap.deallocate(work);
+            }
+            while (!kept.empty()) {
+                void* work = heap.allocate(136_MiB).value();
+                heap.deallocate(kept.back());
+                kept.pop_back();
+                heap.deallocate(work);
+            }
+        };
+        for (int i = 0; i < 8; ++i) {
+            step();
+        }
+        CHECK(frames.counts().moved > 0);
+        const auto before = port.calls();
+        for (int i = 0; i < 4; ++i) {
+            step();
+        }
+        const auto after = port.calls();
+        CHECK(after.create == before.create);
+        CHECK(after.map == before.map);
+        CHECK(after.unmap == before.unmap);
+        CHECK(after.wait == before.wait);
+        CHECK(heap.is_valid());
+    }
+    check_clean(port);
+}
+
+TEST_CASE(
+    "extent_heap: what one heap freed serves another, and no more is held than the peak needs") {
+    fake_frames port;
+    {
+        device_frames frames{port};
+        extent_heap a{frames, queue_id{1}};
+        extent_heap b{frames, queue_id{2}};
+        for (int round = 0; round < 4; ++round) {
+            for (extent_heap* heap : {&a, &b}) {
+                std::vector<void*> blocks;
+                for (int i = 0; i < 20; ++i) {
+                    blocks.push_back(heap->allocate(10_MiB).value());
+                    port.use(heap->find(blocks.back()), heap->queue());
+                }
+                for (void* block : blocks) {
+                    heap->deallocate(block);
+                }
+                port.finish(heap->queue());
+            }
+        }
+        CHECK(frames.counts().live_peak == 200_MiB);
+        CHECK(frames.counts().reserved_peak <= 204_MiB);
+        CHECK(frames.counts().moved > 0);
+        CHECK(frames.is_valid());
+    }
+    check_clean(port);
+}
+
+TEST_CASE("extent_heap: a failed request leaves everything as it was") {
+    fake_frames port{64_MiB};
+    {
+        device_frames frames{port};
+        extent_heap heap{frames, queue_id{1}};
+        void* kept = heap.allocate(40_MiB).value();
+        const std::size_t held = port.held_bytes();
+        CHECK(heap.allocate(40_MiB).code() == errc::no_memory);
+        CHECK(port.held_bytes() == held);
+        CHECK(heap.block_count() == 1);
+        CHECK(frames.counts().live_peak == 40_MiB);
+        CHECK(heap.is_valid());
+        CHECK(frames.is_valid());
+        void* more = heap.allocate(20_MiB).value();
+        heap.deallocate(kept);
+        heap.deallocate(more);
+        // All of it is idle now, and all of it serves.
+        heap.deallocate(heap.allocate(62_MiB).value());
+    }
+    check_clean(port);
+}
+
+TEST_CASE("extent_heap: trim gives empty spans back; trimming the device leaves the heap usable") {
+    fake_frames port;
+    {
+        device_frames frames{port};
+        extent_heap heap{frames, queue_id{1}};
+        void* block = heap.allocate(30_MiB).value();
+        heap.deallocate(heap.allocate(5_MiB).value());
+        heap.trim();
+        CHECK(port.is_backed(heap.find(block)));
+        frames.trim(0);
+        CHECK(port.held_bytes() == 30_MiB);
+        heap.deallocate(block);
+        heap.trim();
+        CHECK(port.held_bytes() == 0);
+        CHECK(port.reservation_count() == 0);
+        CHECK(heap.is_valid());
+        heap.deallocate(heap.allocate(5_MiB).value());
+    }
+    check_clean(port);
+}
+
+TEST_CASE("extent_heap: slots grow with the peak, and a whole slot's block does not straddle") {
+    fake_frames port;
+    {
+        device_frames frames{port};
+        extent_heap heap{frames, queue_id{1}};
+        std::vector<void*> blocks;
+        for (int i = 0; i < 10; ++i) {
+            blocks.push_back(heap.allocate(1_GiB).value());
+        }
+        const auto before = port.calls();
+        CHECK(before.create < 1500);  // 5120 of 2 MiB
+        for (int i = 0; i < 4; ++i) {
+            blocks.push_back(heap.allocate(512_MiB).value());
+            blocks.push_back(heap.allocate(64_KiB).value());
+        }
+        CHECK(port.held_bytes() <= 12_GiB + 12_GiB / 64);
+        for (void* block : blocks) {
+            heap.deallocate(block);
+        }
+    }
+    check_clean(port);
+}
+
+TEST_CASE("extent_heap: a heap that ends with blocks gives them back") {
+    fake_frames port;
+    {
+        device_frames frames{port};
+        {
+            extent_heap heap{frames, queue_id{1}};
+            for (std::size_t i = 1; i < 50; ++i) {
+                const va_range block = heap.find(heap.allocate(i * 100_KiB).value());
+                port.use(block, {1});
+            }
+        }
+        CHECK(frames.counts().live_bytes == 0);
+    }
+    check_clean(port);
+}
+
+TEST_CASE("lifetimes: a block of a known context is expected to live as the last one did") {
+    lifetimes known;
+    const auto round = [&](bool expected) {
+        // The same size twice; only what came before tells the long-lived one from the short-lived.
+        known.note_end(known.note(100));
+        const auto kept = known.note(7'000);
+        const auto first = known.note(200);
+        CHECK(known.is_short(first, 4) == expected);
+        known.note_end(first);
+        for (std::size_t i = 0; i < 8; ++i) {
+            known.note_end(known.note(300));
+        }
+        const auto second = known.note(200);
+        CHECK_FALSE(known.is_short(second, 4));
+        for (std::size_t i = 0; i < 8; ++i) {
+            known.note_end(known.note(400));
+        }
+        known.note_end(second);
+        known.note_end(kept);
+    };
+    round(false);
+    round(false);  // the sizes before the first round were others
+    round(true);
+    round(true);
+}
+
+TEST_CASE("extent_index: finds what was put in, through growth and removal") {
+    extent_index index;
+    std::vector<extent> blocks(3000);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        blocks[i].range = {(i * i + 1) * extent_unit_bytes, extent_unit_bytes};
+        REQUIRE(index.reserve_one());
+        index.insert(blocks[i]);
+        if (i % 3 == 0) {
+            index.remove(blocks[i / 2 / 3 * 3]);
+            index.insert(blocks[i / 2 / 3 * 3]);
+        }
+    }
+    for (std::size_t i = 0; i < blocks.size(); i += 2) {
+        index.remove(blocks[i]);
+    }
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        REQUIRE(index.find(blocks[i].range.begin) == (i % 2 == 0 ? nullptr : &blocks[i]));
+    }
+    CHECK(index.count() == blocks.size() / 2);
+    CHECK(index.find(5) == nullptr);
+}
+
+TEST_CASE("extent_bins: the smallest that fits comes first") {
+    extent_bins bins;
+    std::vector<extent> free(400);
+    std::uint64_t random = 1;
+    for (extent& one : free) {
+        random = random * 6364136223846793005U + 1442695040888963407U;
+        one.range = {0, ((random >> 40) % 100'000 + 1) * extent_unit_bytes};
+        bins.insert(one);
+    }
+    for (std::size_t bytes = extent_unit_bytes; bytes < 50'000'000; bytes += bytes / 7 + 512) {
+        std::size_t best = ~std::size_t{0};
+        std::size_t fitting = 0;
+        for (const extent& one : free) {
+            best = one.range.bytes >= bytes ? std::min(best, one.range.bytes) : best;
+            fitting += one.range.bytes >= bytes ? 1 : 0;
+        }
+        std::vector<std::size_t> found;
+        bins.for_each_from(bytes, [&](extent& one) {
+            found.push_back(one.range.bytes);
+            return true;
+        });
+        REQUIRE(found.size() == fitting);
+        if (fitting != 0) {
+            CHECK(found.front() <= best + best / 8);  // a bin is an eighth of an octave
+        }
+    }
+    for (extent& one : free) {
+        bins.remove(one);
+    }
+    bins.for_each_from(extent_unit_bytes, [](extent&) {
+        FAIL("a removed extent is still there");
+        return false;
+    });
+}
