@@ -531,6 +531,7 @@ xmm_status xmm_reset_accumulated_statistics(int32_t node) noexcept {
     return answer(__func__, [&]() -> status {
         result<xpu_malloc*> heap = heap_finder::at(node);
         if (heap) {
+            static_cast<void>((*heap)->figures());  // what other counters hold comes in first
             (*heap)->statistics().reset_accumulated();
         }
         return heap.error();

@@ -74,6 +74,9 @@ TEST_CASE("heap: a snapshot has every frame and every block, and agrees with the
 
     const heap_snapshot seen = r.heap().snapshot();
     const heap_figures figures = r.heap().figures();
+    CHECK(figures.of(heap_count::frames_moved) > 0);
+    CHECK(static_cast<std::uint64_t>(figures.of(heap_count::frames_moved)) ==
+          r.heap().frames().counts().moved);
     CHECK(seen.is_valid());
     CHECK(seen.node == r.device());
     std::size_t reserved = 0;

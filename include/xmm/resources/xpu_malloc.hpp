@@ -180,7 +180,14 @@ public:
         }
         return block_info{node_, range, note->owner->queue, note->owner->tag};
     }
-    [[nodiscard]] heap_figures figures() noexcept { return statistics_.read(frames_.idle_bytes()); }
+    [[nodiscard]] heap_figures figures() noexcept {
+        // Moves are counted where the frames are: here comes what is new since the last look. relaxed: a number;
+        // of two looks at once, the later one makes good what the earlier one took twice.
+        const std::uint64_t moved = frames_.counts().moved;
+        const std::uint64_t seen = moves_seen_.exchange(moved, std::memory_order_relaxed);
+        statistics_.count(heap_count::frames_moved, moved - seen);
+        return statistics_.read(frames_.idle_bytes());
+    }
     // Where frames are and what lies in them, and what was recorded until now. Each part is exact; blocks that
     // come and go meanwhile may be missed. Throws std::bad_alloc.
     [[nodiscard]] heap_snapshot snapshot() {
@@ -986,7 +993,8 @@ private:
     slab<span_note> notes_;
     slab<pending_block> pending_;
     queue_uses uses_;
-    std::atomic<std::uint64_t> epoch_{0};  // (A)  of flushes that were asked for
+    std::atomic<std::uint64_t> epoch_{0};       // (A)  of flushes that were asked for
+    std::atomic<std::uint64_t> moves_seen_{0};  // (A)  of frames, that statistics_ has
     static constexpr unsigned bucket_count = 64;
     std::array<std::atomic<shelf*>, bucket_count> shelves_{};  // (A)  written under shelves_order_
     std::mutex shelves_order_;                                 // taken before all ranked locks

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads back what write_files wrote: as Python's pickle, json and csv read it, and as the viewers go over it.
 
-check.py WRITE_FILES
+check.py WRITE_FILES [XMM_REPLAY]
 """
 import collections
 import csv
@@ -237,7 +237,17 @@ def check_chrome(path, facts):
             check(marks["out of memory"] == known["failures"], marks)
 
 
-def main(write_files):
+def check_read_by_replay(xmm_replay, work, known):
+    """xmm-replay sees the same peaks in our own form and in PyTorch's; RMM's knows no work of queues after a free."""
+    results = work / "results.json"
+    subprocess.run([xmm_replay, "--quiet", "--allocators", "native-model", "--json", results, work / "replay.csv",
+                    work / "snapshot.pickle", work / "rmm.csv"], check=True, stdout=subprocess.DEVNULL)
+    peaks = {one["trace"]: one["peak_live_bytes"] for one in json.loads(results.read_text(encoding="utf-8"))}
+    check(peaks["replay"] == peaks["snapshot.pickle:device0"] == known["peak_live"], peaks, known)
+    check(0 < peaks["rmm"] <= known["peak_live"], peaks, known)
+
+
+def main(write_files, xmm_replay=None):
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         subprocess.run([write_files, folder], check=True)
@@ -247,9 +257,11 @@ def main(write_files):
         check_replay(work / "replay.csv", facts[0], is_whole=True)
         check_replay(work / "replay2.csv", facts[1], is_whole=False)
         check_chrome(work / "trace.json", facts)
+        if xmm_replay is not None:
+            check_read_by_replay(xmm_replay, work, facts[0])
     print(f"{sum(known['events'] for known in facts)} events of {len(facts)} devices read back in 4 forms")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

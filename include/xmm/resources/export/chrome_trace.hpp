@@ -32,7 +32,7 @@ namespace detail {
 class chrome_writer {
 public:
     explicit chrome_writer(std::ostream& out) : out_{out} {
-        out_ << "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
+        out_ << R"({"displayTimeUnit":"ns","traceEvents":[)";
     }
     void write(const heap_snapshot& device) {
         device_ = &device;
@@ -68,16 +68,16 @@ private:
         std::snprintf(time.data(), time.size(), "%llu.%03u",
                       static_cast<unsigned long long>(since / 1000),
                       static_cast<unsigned>(since % 1000));
-        out_ << (is_first_ ? "\n" : ",\n") << "{\"ph\":\"" << phase
-             << "\",\"pid\":" << device_->node.value << ",\"tid\":" << thread
-             << ",\"ts\":" << time.data() << ",\"name\":" << json_string(name);
+        out_ << (is_first_ ? "\n" : ",\n") << R"({"ph":")" << phase << R"(","pid":)"
+             << device_->node.value << R"(,"tid":)" << thread << R"(,"ts":)" << time.data()
+             << R"(,"name":)" << json_string(name);
         is_first_ = false;
         return out_;
     }
     void names() {
         const auto name = [&](const char* what, std::uint32_t thread, const std::string& value) {
             open("M", what, start_ns_, thread)
-                << ",\"args\":{\"name\":" << json_string(value) << "}}";
+                << R"(,"args":{"name":)" << json_string(value) << "}}";
         };
         name("process_name", 0, "xmm node " + std::to_string(device_->node.value));
         std::set<std::uint32_t> threads;
@@ -148,11 +148,11 @@ private:
         live_ += static_cast<std::int64_t>(event.bytes);
         alive_[event.at] = {next_bar_, event.bytes, event.thread, false};
         open("b", std::to_string(event.bytes) + " B", ns, event.thread)
-            << ",\"cat\":\"block\",\"id\":" << next_bar_++ << ',' << arguments(event) << '}';
+            << R"(,"cat":"block","id":)" << next_bar_++ << ',' << arguments(event) << '}';
     }
     void end_of_bar(const block& one, std::uint64_t ns, std::uint32_t thread) {
         open("e", std::to_string(one.bytes) + " B", ns, thread)
-            << ",\"cat\":\"block\",\"id\":" << one.bar << '}';
+            << R"(,"cat":"block","id":)" << one.bar << '}';
     }
     void request(const trace_event& event) {
         const auto found = alive_.find(event.at);
@@ -162,7 +162,7 @@ private:
         found->second.is_pending = true;
         pending_ += static_cast<std::int64_t>(found->second.bytes);
         open("n", "free requested", event.ns, event.thread)
-            << ",\"cat\":\"block\",\"id\":" << found->second.bar << '}';
+            << R"(,"cat":"block","id":)" << found->second.bar << '}';
         counters(event.ns);
     }
     void complete(const trace_event& event) {
@@ -179,24 +179,24 @@ private:
     }
     void mark(const trace_event& event, const char* name, char scope) {
         open("i", name, event.ns, event.thread)
-            << ",\"s\":\"" << scope << "\"," << arguments(event) << '}';
+            << R"(,"s":")" << scope << R"(",)" << arguments(event) << '}';
     }
     void counters(std::uint64_t ns) {
         const std::pair<const char*, std::int64_t> all[] = {{"live bytes", live_},
                                                             {"bytes waiting for a queue", pending_},
                                                             {"reserved bytes", reserved_}};
         for (const auto& [name, value] : all) {
-            open("C", name, ns, 0) << ",\"args\":{\"bytes\":" << value << "}}";
+            open("C", name, ns, 0) << R"(,"args":{"bytes":)" << value << "}}";
         }
     }
     [[nodiscard]] std::string arguments(const trace_event& event) const {
         std::array<char, 160> text;
         std::snprintf(text.data(), text.size(),
-                      "\"args\":{\"address\":\"0x%zx\",\"bytes\":%zu,\"stream\":\"0x%llx\"",
-                      event.at, event.bytes, static_cast<unsigned long long>(event.stream));
+                      R"("args":{"address":"0x%zx","bytes":%zu,"stream":"0x%llx")", event.at,
+                      event.bytes, static_cast<unsigned long long>(event.stream));
         const bool has_name = event.tag < device_->tags.size() && !device_->tags[event.tag].empty();
         return std::string{text.data()} +
-               (has_name ? ",\"tag\":" + json_string(device_->tags[event.tag]) : "") + '}';
+               (has_name ? R"(,"tag":)" + json_string(device_->tags[event.tag]) : "") + '}';
     }
 
     std::ostream& out_;

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <ranges>
 #include <vector>
 
 #include <xmm/resources/heap_snapshot.hpp>
@@ -34,10 +35,9 @@ public:
     [[nodiscard]] static std::vector<trace_event> of(const heap_snapshot& end) {
         viewer_history past{end};
         std::vector<trace_event> kept;
-        const std::vector<trace_event>& events = end.trace.events;
-        for (auto event = events.rbegin(); event != events.rend(); ++event) {
-            if (past.undo(*event)) {
-                kept.push_back(*event);
+        for (const trace_event& event : end.trace.events | std::views::reverse) {
+            if (past.undo(event)) {
+                kept.push_back(event);
             }
         }
         std::ranges::reverse(kept);
