@@ -22,15 +22,12 @@ int xmm_je_mallctlbymib(const std::size_t* mib, std::size_t length, void* old,
 //   retain                    addresses are kept; frames come and go beneath them
 //   narenas                   its automatic arenas, which serve nobody here
 //   tcache_max                the threshold of small_blocks
-//   tcache_nslots_*           a thread's cache hides at most so many blocks of a size, of each arena: few, since
-//                             who calls has caches of its own, and what is hidden is device memory
 extern const char* xmm_je_malloc_conf_2_conf_harder;
 const char* xmm_je_malloc_conf_2_conf_harder =
 #ifdef XMM_JEMALLOC_FILLS
     "junk:false,zero:false,"
 #endif
     "lg_extent_max_active_fit:16,retain:true,narenas:1,tcache:true,tcache_max:32768,"
-    "tcache_nslots_small_min:8,tcache_nslots_small_max:32,tcache_nslots_large:8,"
     "background_thread:false,percpu_arena:disabled,hpa:false,dss:disabled";
 
 #ifdef XMM_JEMALLOC_FILLS

@@ -69,7 +69,6 @@ TEST_SUITE("jemalloc") {
         CHECK(checked.is_ok());
         CHECK(real->value_of<std::size_t>("opt.lg_extent_max_active_fit", 0) == 16);
         CHECK(real->value_of<std::size_t>("opt.tcache_max", 0) == 32 << 10);
-        CHECK(real->value_of("opt.tcache_nslots_large", 0U) == 8);
         CHECK(!real->value_of("opt.cache_oblivious", true));
         CHECK(!real->value_of("opt.background_thread", true));
     }

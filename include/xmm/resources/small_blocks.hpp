@@ -118,7 +118,7 @@ inline void watch_end_of_thread() noexcept {
 template <class Frames>
 class small_blocks {
 public:
-    // Beyond it jemalloc has no caches.
+    // Beyond it a cache would hide up to twenty blocks of each size.
     static constexpr std::size_t largest_bytes = std::size_t{32} << 10;
     static constexpr std::size_t largest_alignment = 4096;
 
