@@ -23,6 +23,7 @@
 #include "format.hpp"
 #include "landscape.hpp"
 #include "machine.hpp"
+#include "malloc_part.hpp"
 #include "memory.hpp"
 #include "options.hpp"
 #include "png.hpp"
@@ -186,6 +187,9 @@ public:
         written_.push_back(path);
     }
 
+    // The trace as it is, not scaled to a small device: nothing is stored in its blocks.
+    void run_allocators() { allocators_ = replay_allocators(in_.source.path); }
+
     [[nodiscard]] bool is_correct() const noexcept {
         return std::all_of(reports_.begin(), reports_.end(),
                            [](const run_report& one) { return one.is_correct; });
@@ -196,6 +200,11 @@ public:
         for (const run_report& one : reports_) {
             fmt::print("{}, {}: {}\n", one.part, one.policy, one.check);
         }
+        fmt::print(
+            "\n(c) the allocations of {} through xmm's malloc and models of PyTorch's two "
+            "allocators\n"
+            "    simulated frames, prices of an H200's driver\n\n{}{}",
+            trace_name(), trace_replay::results_table(allocators_), trace_replay::results_legend);
         fmt::print("\nwritten:\n");
         for (const std::string& path : written_) {
             fmt::print("  {}\n", path);
@@ -277,6 +286,10 @@ private:
             out["runs"].push_back(report_json(one));
             out["runs"].back()["slowdown"] = slowdown_of(one, reports_);
         }
+        out["allocators"] = nlohmann::ordered_json::array();
+        for (const trace_replay::run_result& one : allocators_) {
+            out["allocators"].push_back(trace_replay::result_json(one));
+        }
         return out;
     }
 
@@ -285,6 +298,7 @@ private:
     std::filesystem::path folder_;
     progress_style style_ = default_progress_style();
     std::vector<run_report> reports_;
+    std::vector<trace_replay::run_result> allocators_;
     std::vector<rgba> pixels_;
     std::vector<std::string> written_;
 };
@@ -353,6 +367,7 @@ int run(int count, char** words) {
     make_folder(wanted.out_folder);
     runner work{wanted, in};
     work.run_all(memory);
+    work.run_allocators();
     work.write_results();
     work.print();
     fmt::print(
