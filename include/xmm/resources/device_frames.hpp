@@ -235,7 +235,7 @@ private:
     std::vector<stale_mapping> stale_;
     std::atomic<std::uint32_t> epoch_{0};  // counts the calls that gave frames
     alignas(64) std::atomic<std::size_t> live_{0};
-    std::atomic<std::size_t> live_peak_{0};
+    alignas(64) std::atomic<std::size_t> live_peak_{0};  // read by every allocation, written seldom
 };
 
 // ---- reservations

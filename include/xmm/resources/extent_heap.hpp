@@ -162,7 +162,7 @@ private:
     static constexpr std::size_t few_moves = 300;  // in the unit of place::cost
     static constexpr unsigned most_tries = 256;    // 8 would make three times the moves
     static constexpr std::size_t most_bytes = std::size_t{1} << 46;
-    static constexpr std::size_t report_bytes = std::size_t{1} << 20;
+    static constexpr std::size_t least_report_bytes = std::size_t{1} << 20;
 
     [[nodiscard]] result<void*> allocate_locked(std::size_t bytes, std::size_t alignment) noexcept;
     void deallocate_locked(extent& block) noexcept;
@@ -194,12 +194,14 @@ private:
     void release_spans_locked(Pred&& pred) noexcept;
     void release_all() noexcept;
 
-    // Big changes at once, small ones when they have added up: the device's count is shared by all heaps.
+    // Changes add up to a thousandth of the peak before the device hears of them: its count is shared by all
+    // heaps. Whenever frames are missing it hears of them first.
     void count_live_locked(std::ptrdiff_t bytes) noexcept {
         live_ += static_cast<std::size_t>(bytes);
         unreported_ += bytes;
-        if (unreported_ > std::ptrdiff_t{report_bytes} ||
-            unreported_ < -std::ptrdiff_t{report_bytes}) {
+        const auto most =
+            static_cast<std::ptrdiff_t>(std::max(least_report_bytes, frames_->live_peak() / 1024));
+        if (unreported_ > most || unreported_ < -most) {
             report_live_locked();
         }
     }
