@@ -203,7 +203,7 @@ private:
             if (a.stamp != b.stamp) {
                 return a.stamp > b.stamp;
             }
-            return a.span != b.span ? a.span < b.span : a.slot < b.slot;
+            return a.span->slot_begin(a.slot) < b.span->slot_begin(b.slot);
         }
     };
     // A frame that went to another slot of its user while work may still use its old mapping.
