@@ -204,7 +204,7 @@ TEST_CASE("a reader among writers sees each thread as it was at one moment, and 
                        now.of(metric).freed <= now.of(metric).allocated;
         }
         is_sound =
-            is_sound && now.of(heap_metric::active).current <= 2 * threads &&
+            is_sound && now.of(heap_metric::active).current <= std::int64_t{2} * threads &&
             now.of(heap_metric::active_bytes).current <= static_cast<std::int64_t>(threads * 3_MiB);
         std::this_thread::yield();
     }
