@@ -156,11 +156,16 @@ result<void*> reallocate(void* block, std::size_t bytes, int32_t node, xmm_queue
     if (fits && (*on)->id == old->node && *line == old->queue) {
         return block;
     }
-    result<void*> fresh = allocate(old->tag.value, least_alignment, bytes, target, queue);
+    result<xpu_malloc*> new_heap = heap_finder::at(target);
+    if (!new_heap) {
+        return new_heap.error();
+    }
+    // The tag may be a pool's, which has no name here.
+    result<void*> fresh = (*new_heap)->allocate(
+        {.bytes = bytes, .alignment = least_alignment, .queue = *line, .tag = old->tag});
     if (!fresh) {
         return fresh;
     }
-    result<xpu_malloc*> new_heap = heap_finder::at(target);
     result<block_info> made = block_at(**new_heap, *fresh);
     const status copied = made ? copy_block(*made, *old, queue) : made.error();
     if (!copied) {

@@ -122,6 +122,61 @@ TEST_CASE("heap: in need unified memory makes room, and idle frames of the heap 
     CHECK(count_wrong<std::uint64_t>(unified, 60_MiB, 1) == 0);
 }
 
+TEST_CASE("heap: a fault that looks for frames does not wait for the kernel that it is of") {
+    heap_rig r{{device_of(16_MiB)}};
+    auto* unified = r.map(8_MiB);
+    fill<std::uint64_t>(unified, 8_MiB, 1);
+    auto* block = r.make<std::uint64_t>(10_MiB);
+    signal_flag may_go_on;
+    std::atomic<std::uint64_t> sum{0};
+    auto running = launch(r.line(), {reads(unified, 8_MiB)}, [&](soft::stream& s) {
+        return s.run([&, view = device_view<const std::uint64_t>{unified, 8_MiB / 8}] {
+            may_go_on.await();
+            for (std::size_t i = 0; i < view.size(); i += 512) {
+                sum += view[i];
+            }
+        });
+    });
+    REQUIRE(running);
+    // Idle at once, but the queue's kernel has not passed that point.
+    REQUIRE(r.heap().deallocate(block, r.line().id()));
+    may_go_on.set();
+    REQUIRE(r.line().synchronize());
+    CHECK(sum > 0);
+}
+
+TEST_CASE("heap: its part of the address space is not for users") {
+    heap_rig r;
+    CHECK(r.of().map(2_MiB, {.fixed = r.device(), .is_arena = true}).code() ==
+          errc::invalid_argument);
+    auto* block = r.make<std::uint64_t>(1_MiB);
+    CHECK(r.of().unmap(block).code != errc::ok);
+    CHECK(r.heap().deallocate(block));
+}
+
+TEST_CASE("heap: pools take a tag each and give it back") {
+    heap_rig r;
+    device_resource upstream{port_of(r.of()), r.device()};
+    pool_tag first{};
+    {
+        pool_resource pool{upstream};
+        void* left_over = pool.allocate_sync(100'000);
+        first = r.heap().find(left_over).value().tag;
+        CHECK(pool.reserved_bytes() > 0);
+        pool_resource other{upstream};
+        void* one = other.allocate_sync(1000);
+        CHECK(!(r.heap().find(one).value().tag == first));
+        pool.release();
+        CHECK(r.heap().find(left_over).code() == errc::not_mapped);
+        CHECK(r.heap().find(one).has_value());
+    }
+    CHECK(r.heap_bytes() == 0);
+    pool_resource again{upstream};
+    void* one = again.allocate_sync(1000);
+    CHECK(r.heap().find(one).value().tag.value >= xpu_malloc::first_made_tag);
+    again.deallocate_sync(one, 1000);
+}
+
 TEST_CASE("heap: a host's is page-locked memory that all reach") {
     heap_rig r;
     xpu_malloc& heap = *r.of().heap(r.host()).value();

@@ -29,7 +29,8 @@ public:
 
     std::size_t give_back(std::size_t bytes) noexcept override {
         const std::size_t held = heap_.frames().counts().reserved_bytes;
-        return heap_.frames().trim(held > bytes ? held - bytes : 0);
+        // A fault may ask, and what would be waited for may be its own kernel.
+        return heap_.frames().drop_finished(held > bytes ? held - bytes : 0);
     }
 
 private:

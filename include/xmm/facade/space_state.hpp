@@ -262,6 +262,9 @@ private:
              wanted.granule_bytes > largest_frame_bytes)) {
             return fail(errc::invalid_argument, "a granule is a power of two from 2 to 512 MiB");
         }
+        if (wanted.is_arena) {
+            return fail(errc::invalid_argument, "is_arena is for heaps: use space::heap");
+        }
         if (!std::has_single_bit(wanted.alignment)) {
             return fail(errc::invalid_argument, "an alignment is a power of two");
         }

@@ -38,7 +38,8 @@ struct node_counters {
 // Who holds frames of a node that back nothing needed, beside the pool: a heap.
 class frame_lender {
 public:
-    // Gives up to about that many bytes of frames back to the node's pool; answers how many. No lock is held.
+    // Gives up to about that many bytes of frames back to the node's pool; answers how many. No lock is held. It
+    // does not wait for a queue: who asks may be a fault of that queue's kernel.
     virtual std::size_t give_back(std::size_t bytes) noexcept = 0;
 
 protected:

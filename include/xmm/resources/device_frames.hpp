@@ -164,6 +164,11 @@ public:
         }
     }
 
+    // Drops idle frames whose queues are done, and waits for nobody: for who serves faults.
+    std::size_t drop_finished(std::size_t keep_bytes) noexcept {
+        return trim_where(keep_bytes, nullptr, false);
+    }
+
     // Live bytes came (or went): what users asked for, not what it costs. The budget follows their peak.
     void add_live(std::ptrdiff_t bytes) noexcept {
         // relaxed, both: the budget is a measure, nothing is published by it.
@@ -266,7 +271,8 @@ private:
     outcome create_locked(errand& job, std::size_t bytes, port_frame& made) noexcept;
     outcome drop_coldest_locked(errand& job, std::vector<idle_slot>& from) noexcept;
     void take_back_locked(slot_span& span, std::size_t first, std::size_t last) noexcept;
-    std::size_t trim_where(std::size_t keep_bytes, const std::uint32_t* tag) noexcept;
+    std::size_t trim_where(std::size_t keep_bytes, const std::uint32_t* tag,
+                           bool may_wait = true) noexcept;
     status pause(errand& job) noexcept;
 
     void list_idle_locked(errand& job) noexcept;
@@ -293,6 +299,7 @@ private:
     std::vector<idle_slot> idle_;    // what list_idle_locked found, of the size that is wanted
     std::vector<idle_slot> others_;  // of other sizes
     std::vector<stale_mapping> stale_;
+    std::size_t slot_count_ = 0;           // of all spans
     std::atomic<std::uint32_t> epoch_{0};  // counts the calls that gave frames
     alignas(64) std::atomic<std::size_t> live_{0};
     alignas(64) std::atomic<std::size_t> live_peak_{0};  // read by every allocation, written seldom
@@ -317,14 +324,31 @@ inline result<slot_span*> device_frames::reserve_locked(frame_user& user, std::s
         port_->release(range);
         return fail(errc::no_memory, "no memory for the records of slots");
     }
-    with(lock_, [&] {
+    const bool has_room = with(lock_, [&] {
+        try {
+            // Room for every slot, so that listing the idle ones allocates nothing: faults do it, too.
+            idle_.reserve(slot_count_ + span->count_);
+            others_.reserve(slot_count_ + span->count_);
+            stale_.reserve(std::min(slot_count_ + span->count_, most_stale));
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+        slot_count_ += span->count_;
         if (user.spans_ == nullptr) {
             user.next_ = users_;
             users_ = &user;
         }
         span->next_ = user.spans_;
         user.spans_ = span.get();
+        return true;
     });
+    if (!has_room) {
+        if (observer_ != nullptr) {
+            observer_->released(*span);
+        }
+        port_->release(range);
+        return fail(errc::no_memory, "no memory for the records of slots");
+    }
     return span.release();
 }
 
@@ -374,6 +398,7 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
                     link = &(*link)->next_;
                 }
                 *link = span->next_;
+                slot_count_ -= span->count_;
                 if (user.spans_ == nullptr) {
                     frame_user** at = &users_;
                     while (*at != &user) {
@@ -479,7 +504,7 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
         if (!is_created && from.span->stale_[from.slot]) {
             // It is still mapped where it was: there it stays.
             stale_.pop_back();
-            from.span->stale_[from.slot] = false;
+            from.span->stale_[from.slot].store(false, std::memory_order_relaxed);
             from.span->frames_[from.slot] = frame;
             from.span->set_mapped(from.slot);
         } else {
@@ -503,9 +528,9 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
 // The frame that was here before, if it lies idle elsewhere: its mapping is still here, so no driver is called.
 inline bool device_frames::take_again_locked(slot_span& span, std::size_t slot,
                                              errand& job) noexcept {
+    list_idle_locked(job);
     const auto old = std::ranges::find_if(
         stale_, [&](const stale_mapping& one) { return one.span == &span && one.slot == slot; });
-    list_idle_locked(job);
     const auto at = std::ranges::find_if(idle_, [&](const idle_slot& one) {
         return one.span->frames_[one.slot].handle == old->frame.handle;
     });
@@ -521,8 +546,8 @@ inline bool device_frames::take_again_locked(slot_span& span, std::size_t slot,
         return false;
     }
     *old = {victim.span, victim.slot, taken, victim.stamp};
-    victim.span->stale_[victim.slot] = true;
-    span.stale_[slot] = false;
+    victim.span->stale_[victim.slot].store(true, std::memory_order_relaxed);
+    span.stale_[slot].store(false, std::memory_order_relaxed);
     span.frames_[slot] = taken;
     span.stamps_[slot] = 0;
     span.set_mapped(slot);
@@ -551,7 +576,7 @@ inline device_frames::outcome device_frames::take_locked(errand& job, idle_slot&
         }
         if (is_aliased) {
             stale_.push_back({victim.span, victim.slot, taken, victim.stamp});
-            victim.span->stale_[victim.slot] = true;
+            victim.span->stale_[victim.slot].store(true, std::memory_order_relaxed);
         } else {
             port_->unmap(victim.span->slot_begin(victim.slot), taken, victim.span->slot_bytes());
         }
@@ -619,8 +644,8 @@ inline void device_frames::take_back_locked(slot_span& span, std::size_t first,
     }
 }
 
-inline std::size_t device_frames::trim_where(std::size_t keep_bytes,
-                                             const std::uint32_t* tag) noexcept {
+inline std::size_t device_frames::trim_where(std::size_t keep_bytes, const std::uint32_t* tag,
+                                             bool may_wait) noexcept {
     errand job;
     job.tag = tag;
     std::size_t dropped = 0;
@@ -639,7 +664,7 @@ inline std::size_t device_frames::trim_where(std::size_t keep_bytes,
                 end = outcome::none;
             }
         });
-        if (end != outcome::wait || !pause(job)) {
+        if (end != outcome::wait || !may_wait || !pause(job)) {
             return dropped;
         }
     }
@@ -696,11 +721,6 @@ inline void device_frames::list_idle_locked(errand& job) noexcept {
     }
     std::make_heap(idle_.begin(), idle_.end());
     std::make_heap(others_.begin(), others_.end());
-    try {
-        stale_.reserve(std::min(stale_.size() + 64, most_stale));
-    } catch (const std::bad_alloc&) {
-        return;  // then nothing is aliased
-    }
 }
 
 // Takes the frame from its slot, unless the slot was used since it was listed.
@@ -730,7 +750,7 @@ inline bool device_frames::end_stale_locked(std::size_t index, ticket& until) no
         return false;
     }
     port_->unmap(one.span->slot_begin(one.slot), one.frame, one.span->slot_bytes());
-    one.span->stale_[one.slot] = false;
+    one.span->stale_[one.slot].store(false, std::memory_order_relaxed);
     stale_[index] = stale_.back();
     stale_.pop_back();
     return true;

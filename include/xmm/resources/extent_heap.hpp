@@ -271,7 +271,11 @@ inline void extent_heap::try_begin_locked(extent& free, address begin, std::size
     // A move costs some 40 us whatever the size; that the bytes cost too keeps small blocks from opening
     // large slots.
     const std::size_t missing = free.span->missing({begin, bytes});
-    const std::size_t cost = missing * (40 + (free.span->slot_bytes() >> 20));
+    // A frame that was here before comes back for nothing, if it is to be had.
+    const std::size_t remembered = missing == 0 ? 0 : free.span->remembering({begin, bytes});
+    const std::size_t cost =
+        (missing - std::min(missing, remembered)) * (40 + (free.span->slot_bytes() >> 20)) +
+        remembered * 30;
     if (cost < best.cost) {
         best = {&free, begin, cost};
     }
@@ -327,7 +331,8 @@ inline void extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes
     unsigned tries = 0;
     areas_[area].free.for_each_from(bytes, [&](extent& free) {
         try_extent_locked(free, bytes, alignment, best);
-        return best.cost != 0 && ++tries < most_tries;
+        // Only places count: there may be any number of extents that such an alignment does not fit in.
+        return best.cost != 0 && (best.within == nullptr || ++tries < most_tries);
     });
 }
 

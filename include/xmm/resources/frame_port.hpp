@@ -6,13 +6,19 @@
 //          one slot at a time, unless the port says that it can alias.
 // Threads  Any, on distinct slots and frames.
 // Failure  create: no_memory when the budget or the device has no more. map leaves the slot unmapped when it
-//          fails. Nothing here reclaims, waits (but `wait`), or calls user code.
+//          fails. Nothing here reclaims or calls user code; `wait` waits for a queue, unmap at most for a
+//          copy under way.
 #pragma once
 
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
 
 namespace xmm {
+
+// Whether a queue that answers this to `record` runs nothing any more: it is gone, or its device is lost.
+[[nodiscard]] constexpr bool is_over(errc code) noexcept {
+    return code == errc::invalid_argument || code == errc::device_lost;
+}
 
 struct port_frame {
     void* handle = nullptr;
@@ -40,7 +46,7 @@ public:
     [[nodiscard]] virtual bool is_done(ticket point) noexcept = 0;
     virtual status wait(ticket point) noexcept = 0;
 
-    // One frame may be mapped at two slots for a while.
+    // One frame may be mapped at several slots at once.
     [[nodiscard]] virtual bool can_alias() const noexcept { return false; }
 
 protected:

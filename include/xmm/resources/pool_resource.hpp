@@ -53,11 +53,19 @@ public:
         }
         if constexpr (std::is_same_v<Upstream, device_resource>) {
             if (result<xpu_malloc*> found = upstream.space().heap(upstream.node())) {
-                heap_.emplace(**found, upstream.queues(), (*found)->make_tag());
+                // Without a tag to be had, it is a pool like any other.
+                if (result<pool_tag> tag = (*found)->make_tag()) {
+                    heap_.emplace(**found, upstream.queues(), *tag);
+                }
             }
         }
     }
-    ~pool_resource() override { release(); }
+    ~pool_resource() override {
+        release();
+        if (heap_) {
+            heap_->heap().drop_tag(heap_->tag());
+        }
+    }
 
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_; }
     [[nodiscard]] resource_usage usage() const noexcept override { return upstream_.usage(); }

@@ -40,14 +40,11 @@ public:
             }
         }
         result<ticket> now = port.record(queue);
-        // Nothing runs any more on a queue that is gone, nor on a device that is lost.
-        const bool is_over =
-            now.code() == errc::invalid_argument || now.code() == errc::device_lost;
-        if (!now && !is_over) {
+        if (!now && !is_over(now.code())) {
             until = {};
             return false;
         }
-        if (is_over || port.is_done(*now)) {
+        if (!now || port.is_done(*now)) {
             set_reached(latest);
             return true;
         }

@@ -3,7 +3,7 @@
 //
 // Model    A queue is noted once a block. Most programs note none: then one load tells.
 // Threads  Any. A lock a shard (rank leaf).
-// Failure  add() is no_memory without memory for the note.
+// Failure  add() is no_memory without memory for the note, or for a 33rd queue.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +21,9 @@ namespace xmm {
 
 class queue_uses {
 public:
+    static constexpr std::size_t most_queues = 32;  // of a block
+    using queue_list = std::array<queue_id, most_queues>;
+
     [[nodiscard]] bool has_any() const noexcept {
         // relaxed: who lends a block and who gives it back agree on the order of the two.
         return count_.load(std::memory_order_relaxed) != 0;
@@ -30,44 +33,58 @@ public:
         try {
             std::lock_guard guard{one.lock};
             const auto [at, is_new] = one.queues.try_emplace(block);
-            count_.fetch_add(is_new ? 1 : 0, std::memory_order_relaxed);
-            if (std::ranges::find(at->second, queue) == at->second.end()) {
-                at->second.push_back(queue);
+            count_.fetch_add(is_new ? 1 : 0, std::memory_order_relaxed);  // relaxed: see has_any
+            std::vector<queue_id>& lent = at->second;  // an empty one goes with its block
+            if (std::ranges::find(lent, queue) == lent.end()) {
+                if (lent.size() == most_queues) {
+                    return fail(errc::no_memory, "a block can be lent to 32 queues");
+                }
+                lent.push_back(queue);
             }
             return {};
         } catch (const std::bad_alloc&) {
             return fail(errc::no_memory, "no memory to note a use");
         }
     }
-    // fn(queue_id) for each that the block was lent to; it is forgotten then.
-    template <class Fn>
-    void take(address block, Fn&& fn) {
+    // Writes down the queues that the block was lent to, and says how many there are.
+    [[nodiscard]] std::size_t list(address block, queue_list& lent) const noexcept {
+        if (!has_any()) {
+            return 0;
+        }
+        const shard& one = shard_of(block);
+        std::lock_guard guard{one.lock};
+        const auto found = one.queues.find(block);
+        if (found == one.queues.end()) {
+            return 0;
+        }
+        std::ranges::copy(found->second, lent.begin());
+        return found->second.size();
+    }
+    void drop(address block) noexcept {
         if (!has_any()) {
             return;
         }
         shard& one = shard_of(block);
-        std::vector<queue_id> lent;
-        with(one.lock, [&] {
-            if (const auto found = one.queues.find(block); found != one.queues.end()) {
-                lent.swap(found->second);
-                one.queues.erase(found);
-                count_.fetch_sub(1, std::memory_order_relaxed);
-            }
-        });
-        std::ranges::for_each(lent, fn);
+        std::lock_guard guard{one.lock};
+        count_.fetch_sub(one.queues.erase(block),
+                         std::memory_order_relaxed);  // relaxed: see has_any
     }
 
 private:
+    static constexpr std::size_t shard_count = 16;
+
     struct shard {
-        ranked_mutex<lock_rank::leaf> lock;
+        mutable ranked_mutex<lock_rank::leaf> lock;
         std::unordered_map<address, std::vector<queue_id>> queues;  // under lock
     };
-    shard& shard_of(address block) noexcept {
-        return shards_[(block >> 9 ^ block >> 21) % shards_.size()];
+    static std::size_t index_of(address block) noexcept {
+        return (block >> 9 ^ block >> 21) % shard_count;
     }
+    shard& shard_of(address block) noexcept { return shards_[index_of(block)]; }
+    const shard& shard_of(address block) const noexcept { return shards_[index_of(block)]; }
 
     std::atomic<std::size_t> count_{0};  // blocks with notes
-    std::array<shard, 16> shards_;
+    std::array<shard, shard_count> shards_;
 };
 
 }  // namespace xmm

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -97,6 +98,14 @@ public:
         }
         return missing;
     }
+    // How many of them are still mapped to the frame that they had last: it may come back without a call.
+    [[nodiscard]] std::size_t remembering(va_range part) const noexcept {
+        std::size_t count = 0;
+        for (std::size_t slot = slot_of(part.begin); slot <= slot_of(part.end() - 1); ++slot) {
+            count += stale_[slot].load(std::memory_order_relaxed) ? 1 : 0;  // relaxed: a guess
+        }
+        return count;
+    }
     // The next slot at or after `slot`, before `end`, that has a frame (or has none); `end` if there is none.
     [[nodiscard]] std::size_t next(std::size_t slot, std::size_t end,
                                    bool with_frame) const noexcept {
@@ -123,7 +132,7 @@ private:
         blocks_.reset(new (std::nothrow) std::uint32_t[count_]());
         stamps_.reset(new (std::nothrow) std::uint64_t[count_]());
         frames_.reset(new (std::nothrow) port_frame[count_]());
-        stale_.reset(new (std::nothrow) bool[count_]());
+        stale_.reset(new (std::nothrow) std::atomic<bool>[count_]());
         return mapped_ && blocks_ && stamps_ && frames_ && stale_;
     }
     void set_mapped(std::size_t slot) noexcept {
@@ -163,7 +172,8 @@ private:
     std::unique_ptr<std::uint32_t[]> blocks_;  // (U)   blocks that overlap the slot
     std::unique_ptr<std::uint64_t[]> stamps_;  // (U)   the release that was last here
     std::unique_ptr<port_frame[]> frames_;     // (D)   of slots that have one
-    std::unique_ptr<bool[]> stale_;  // (D)   the frame went elsewhere, its mapping here not yet
+    std::unique_ptr<std::atomic<bool>[]>
+        stale_;  // (A) still mapped to a frame that went elsewhere; written under D
 };
 
 }  // namespace xmm

@@ -16,10 +16,13 @@
 // Units    Bytes. Every block is aligned to 256 bytes or more, on request to any power of two.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
 #include <chrono>
+#include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -89,6 +92,13 @@ public:
           keeper_{*this},
           frames_{port_, options.frames, &keeper_} {
         uses_jemalloc_ = options.uses_jemalloc;
+        const jemalloc_functions* found = uses_jemalloc_ ? jemalloc_table::find() : nullptr;
+        if (found != nullptr) {
+            if (const status usable = found->check(); !usable) {
+                std::fprintf(stderr, "xmm: jemalloc is not used: %s\n", usable.why);
+                uses_jemalloc_ = false;
+            }
+        }
     }
     xpu_malloc(const xpu_malloc&) = delete;
     xpu_malloc& operator=(const xpu_malloc&) = delete;
@@ -133,14 +143,23 @@ public:
         if (mine != nullptr && try_keep(*note, at, last_user, *mine)) {
             return {};
         }
+        pending_block kept;
+        if (is_unordered(*note->owner, last_user) || uses_.has_any()) {
+            if (status known = note_points(*note, at, last_user, kept); !known) {
+                return known;
+            }
+        }
         result<returned_block> taken = take(*note, at, mine);
         if (!taken) {
             return taken.error();
         }
-        if (is_unordered(*note->owner, last_user) || uses_.has_any()) {
-            return give_back_later(*taken, last_user, mine);
+        uses_.drop(at);
+        if (kept.count == 0) {
+            finish(*taken, mine);
+        } else {
+            kept.block = *taken;
+            finish_later(kept, mine);
         }
-        finish(*taken, mine);
         return {};
     }
 
@@ -238,11 +257,29 @@ public:
         const std::size_t after = frames_.reserved_bytes(tag.value);
         return before > after ? before - after : 0;  // others may allocate meanwhile
     }
-    // A tag that nobody else has. Users' own are below first_made_tag.
-    [[nodiscard]] pool_tag make_tag() noexcept {
-        // relaxed: the number is all that is handed over.
-        const unsigned count = made_tags_.fetch_add(1, std::memory_order_relaxed);
-        return {static_cast<std::uint16_t>(first_made_tag + count % (0x10000 - first_made_tag))};
+    // A tag that nobody else has, until drop_tag. Users' own are below first_made_tag. no_memory: all are in use.
+    [[nodiscard]] result<pool_tag> make_tag() noexcept {
+        return with(tags_lock_, [&]() -> result<pool_tag> {
+            if (!idle_tags_.empty()) {
+                const pool_tag tag = idle_tags_.back();
+                idle_tags_.pop_back();
+                return tag;
+            }
+            if (made_tags_ == 0x10000 - first_made_tag) {
+                return fail(errc::no_memory, "too many pools on one heap");
+            }
+            try {
+                idle_tags_.reserve(made_tags_ + 1);  // so that drop_tag cannot fail
+            } catch (const std::bad_alloc&) {
+                return fail(errc::no_memory, "no memory for a tag");
+            }
+            return pool_tag{static_cast<std::uint16_t>(first_made_tag + made_tags_++)};
+        });
+    }
+    // Releases its blocks; its addresses serve the next one.
+    void drop_tag(pool_tag tag) noexcept {
+        release(tag);
+        with(tags_lock_, [&] { idle_tags_.push_back(tag); });
     }
     static constexpr std::uint16_t first_made_tag = 0x8000;
     // Gives back every block of a tag that is left, on its own queue, and trims.
@@ -349,12 +386,13 @@ private:
         const pool_tag tag;     // (C)
         const unsigned number;  // (C)  counts from 0
         shelf* next = nullptr;  // (C)  in its bucket
-        extent_heap large;
-        std::unique_ptr<small_kind> small;  // (C)  null: no jemalloc
         ranked_mutex<lock_rank::leaf> lock;
         list<span_note, &span_note::link> small_notes;  // (L)
         pending_list waiting;                           // (L)  given back, earliest first
         std::atomic<std::size_t> waiting_count{0};      // (A)  written under L
+        // Last, and so the first to go: their spans leave the lists above.
+        extent_heap large;
+        std::unique_ptr<small_kind> small;  // (C)  null: no jemalloc
     };
 
     // What one thread keeps: magazines of the shelves that it uses, and its counts. Passes to another thread
@@ -407,8 +445,9 @@ private:
         return made;
     }
     template <class Fn>
-    void for_each_shelf(Fn&& fn) noexcept {
+    void for_each_shelf(Fn&& fn) {
         for (auto& bucket : shelves_) {
+            // acquire: pairs with the release in make_shelf.
             for (shelf* one = bucket.load(std::memory_order_acquire); one != nullptr;
                  one = one->next) {
                 fn(*one);
@@ -520,7 +559,7 @@ private:
         const unsigned block_class = block_classes::index_of(wanted.bytes);
         void* kept = mine.last_magazine->pop(block_class);
         if (kept != nullptr) {
-            hand_out(*home, kept, block_class, wanted.bytes, &mine);
+            hand_out(*home, kept, block_class, std::max<std::size_t>(wanted.bytes, 1), &mine);
         }
         return kept;
     }
@@ -676,40 +715,51 @@ private:
     [[nodiscard]] static bool is_unordered(const shelf& home, queue_id last_user) noexcept {
         return last_user.value != 0 && !(last_user == home.queue);
     }
-    // Kept until the queues that used it have passed this point.
-    status give_back_later(const returned_block& one, queue_id last_user, desk* mine) noexcept {
-        shelf& home = *one.note->owner;
-        pending_block kept{.block = one, .points = {}, .count = 0, .link = {}};
-        const auto add = [&](queue_id queue) {
-            // A queue that is gone has done its work.
-            if (result<ticket> point = port_.record(queue); point && !port_.is_done(*point)) {
-                if (kept.count == pending_block::most_points) {
-                    static_cast<void>(port_.wait(*point));  // a seventh queue is waited for
-                } else {
-                    kept.points[kept.count++] = *point;
-                }
+    // Points after which no queue but the block's own uses it.
+    status note_points(const span_note& note, address at, queue_id last_user,
+                       pending_block& kept) noexcept {
+        queue_uses::queue_list lent;
+        std::size_t count = uses_.list(at, lent);
+        if (is_unordered(*note.owner, last_user) &&
+            std::find(lent.begin(), lent.begin() + count, last_user) == lent.begin() + count) {
+            if (status noted = note_point(last_user, kept); !noted) {
+                return noted;
             }
-        };
-        if (is_unordered(home, last_user)) {
-            add(last_user);
         }
-        uses_.take(one.at, [&](queue_id queue) {
-            if (!(queue == last_user)) {
-                add(queue);
+        while (count > 0) {
+            if (status noted = note_point(lent[--count], kept); !noted) {
+                return noted;
             }
-        });
-        pending_block* record = kept.count > 0 ? pending_.make() : nullptr;
-        if (record == nullptr) {
-            wait_for(kept);  // nothing to wait for, or no memory to remember it
-            finish(one, mine);
+        }
+        return {};
+    }
+    status note_point(queue_id queue, pending_block& kept) noexcept {
+        result<ticket> point = port_.record(queue);
+        if (!point) {
+            return xmm::is_over(point.code()) ? status{} : point.error();
+        }
+        if (port_.is_done(*point)) {
             return {};
         }
+        if (kept.count == pending_block::most_points) {
+            return port_.wait(*point);  // a seventh queue is waited for
+        }
+        kept.points[kept.count++] = *point;
+        return {};
+    }
+    void finish_later(const pending_block& kept, desk* mine) noexcept {
+        pending_block* record = pending_.make();
+        if (record == nullptr) {
+            wait_for(kept);  // no memory to remember it
+            finish(kept.block, mine);
+            return;
+        }
         *record = kept;
+        shelf& home = *kept.block.note->owner;
         with(home.lock, [&] {
             home.waiting.push_back(*record);
             home.waiting_count.fetch_add(1, std::memory_order_relaxed);  // relaxed: a hint
         });
-        return {};
     }
     [[nodiscard]] bool is_over(const pending_block& one) noexcept {
         for (unsigned i = 0; i < one.count; ++i) {
@@ -730,17 +780,28 @@ private:
         if (home.waiting_count.load(std::memory_order_relaxed) == 0) {
             return;
         }
-        pending_list over;
+        pending_list looked;
         with(home.lock, [&] {
-            home.waiting.for_each([&](pending_block& one) {
-                if (most > 0) {
-                    --most;
-                    if (is_over(one)) {
-                        home.waiting.remove(one);
-                        over.push_back(one);
-                    }
-                }
-            });
+            for (pending_block* one; most > 0 && (one = home.waiting.pop_front()) != nullptr;
+                 --most) {
+                looked.push_back(*one);
+            }
+        });
+        // Asked without the lock. What is not over yet goes back to the front, in its order.
+        pending_list over;
+        pending_list left;
+        while (pending_block* one = looked.pop_front()) {
+            if (is_over(*one)) {
+                over.push_back(*one);
+            } else {
+                left.push_front(*one);
+            }
+        }
+        with(home.lock, [&] {
+            while (pending_block* one = left.pop_front()) {
+                home.waiting.push_front(*one);
+            }
+            // relaxed: see above.
             home.waiting_count.fetch_sub(over.count(), std::memory_order_relaxed);
         });
         finish_all(over, mine);
@@ -751,7 +812,8 @@ private:
             while (pending_block* one = home.waiting.pop_front()) {
                 all.push_back(*one);
             }
-            home.waiting_count.store(0, std::memory_order_relaxed);
+            home.waiting_count.fetch_sub(all.count(),
+                                         std::memory_order_relaxed);  // relaxed: a hint
         });
         if (!all.is_empty()) {
             statistics_.count(heap_count::sync_all_streams);
@@ -999,7 +1061,9 @@ private:
     static constexpr unsigned bucket_count = 64;
     std::array<std::atomic<shelf*>, bucket_count> shelves_{};  // (A)  written under shelves_order_
     std::mutex shelves_order_;                                 // taken before all ranked locks
-    std::atomic<unsigned> made_tags_{0};
+    ranked_mutex<lock_rank::leaf> tags_lock_;
+    std::vector<pool_tag> idle_tags_;  // under tags_lock_, as the next
+    unsigned made_tags_ = 0;
     unsigned shelf_count_ = 0;  // under shelves_order_
     ranked_mutex<lock_rank::leaf> desks_lock_;
     std::vector<std::unique_ptr<desk>> desks_;  // under desks_lock_, as the next
