@@ -187,7 +187,7 @@ public:
             return counts;
         });
     }
-    // Every slot with a frame is counted once, and no frame is lost. Takes each user's lock: none is held.
+    // Every slot with a frame is counted once, and no frame is lost. The caller holds no user's lock.
     [[nodiscard]] bool is_valid() const noexcept;
 
     [[nodiscard]] frame_port& port() const noexcept { return *port_; }
@@ -268,7 +268,10 @@ private:
 
     void list_idle_locked(errand& job) noexcept;
     bool claim_locked(const idle_slot& victim, errand& job, port_frame& taken) noexcept;
-    bool is_finished_locked(frame_user& user, std::uint64_t stamp, ticket& until) noexcept;
+    // Whether the work of this user's queue up to that release is done; if not, what to wait for.
+    bool is_finished_locked(frame_user& user, std::uint64_t stamp, ticket& until) noexcept {
+        return user.points_.is_reached(*port_, user.queue_, stamp, user.listed_, until);
+    }
     bool end_stale_locked(std::size_t index, ticket& until) noexcept;
     bool end_stale_at_locked(const slot_span& span, std::size_t slot, ticket& until) noexcept;
     bool end_stale_of_locked(port_frame frame, ticket& until) noexcept;
@@ -290,7 +293,7 @@ private:
     std::vector<stale_mapping> stale_;
     std::atomic<std::uint32_t> epoch_{0};  // counts the calls that gave frames
     alignas(64) std::atomic<std::size_t> live_{0};
-    std::atomic<std::size_t> live_peak_{0};
+    alignas(64) std::atomic<std::size_t> live_peak_{0};  // read by every allocation, written seldom
 };
 
 // ---- reservations
@@ -380,7 +383,7 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
         });
         if (!is_empty && !pause(job)) {
             // The queue is lost: nothing of it runs any more.
-            with(lock_, [&] { user.done_ = user.stamp_; });
+            with(lock_, [&] { user.points_.set_reached(user.stamp_); });
         }
     }
     if (observer_ != nullptr) {
@@ -689,46 +692,6 @@ inline bool device_frames::claim_locked(const idle_slot& victim, errand& job,
     return is_idle;
 }
 
-// Whether the work of this user's queue up to that release is done; if not, what to wait for.
-inline bool device_frames::is_finished_locked(frame_user& user, std::uint64_t stamp,
-                                              ticket& until) noexcept {
-    if (user.queue_.value == 0 || stamp <= user.done_) {
-        return true;
-    }
-    while (user.points_used_ > 0 && port_->is_done(user.points_[0].when)) {
-        user.done_ = user.points_[0].bound;
-        std::move(user.points_ + 1, user.points_ + user.points_used_, user.points_);
-        --user.points_used_;
-    }
-    if (stamp <= user.done_) {
-        return true;
-    }
-    for (unsigned i = 0; i < user.points_used_; ++i) {
-        if (user.points_[i].bound >= stamp) {
-            until = user.points_[i].when;
-            return false;
-        }
-    }
-    result<ticket> now = port_->record(user.queue_);
-    // Nothing runs any more on a queue that is gone, nor on a device that is lost.
-    const bool is_over = now.code() == errc::invalid_argument || now.code() == errc::device_lost;
-    if (!now && !is_over) {
-        until = {};
-        return false;
-    }
-    if (is_over || port_->is_done(*now)) {
-        user.done_ = user.listed_;
-        user.points_used_ = 0;  // earlier ones of the same queue
-        return true;
-    }
-    if (user.points_used_ == frame_user::point_count) {
-        --user.points_used_;  // the new one covers the last one too
-    }
-    user.points_[user.points_used_++] = {user.listed_, *now};
-    until = *now;
-    return false;
-}
-
 inline bool device_frames::end_stale_locked(std::size_t index, ticket& until) noexcept {
     const stale_mapping one = stale_[index];
     if (!is_finished_locked(*one.span->user_, one.stamp, until)) {
@@ -770,25 +733,32 @@ inline void device_frames::end_finished_stale_locked() noexcept {
 }
 
 inline bool device_frames::is_valid() const noexcept {
-    return with(lock_, [&] {
-        std::size_t held = 0;
+    for (;;) {
         bool is_sound = true;
-        for (frame_user* user = users_; user != nullptr; user = user->next_) {
-            while (!user->lock_.try_lock()) {
-                std::this_thread::yield();
-            }
-            for (const slot_span* span = user->spans_; span != nullptr; span = span->next_) {
-                for (std::size_t slot = 0; slot < span->count_; ++slot) {
-                    const bool has_frame = span->has_frame(slot);
-                    held += has_frame ? span->slot_bytes() : 0;
-                    is_sound = is_sound && has_frame == bool{span->frames_[slot]} &&
-                               (has_frame || span->blocks_[slot] == 0);
+        const bool is_seen = with(lock_, [&] {
+            std::size_t held = 0;
+            for (frame_user* user = users_; user != nullptr; user = user->next_) {
+                if (!user->lock_.try_lock()) {
+                    return false;
                 }
+                for (const slot_span* span = user->spans_; span != nullptr; span = span->next_) {
+                    for (std::size_t slot = 0; slot < span->count_; ++slot) {
+                        const bool has_frame = span->has_frame(slot);
+                        held += has_frame ? span->slot_bytes() : 0;
+                        is_sound = is_sound && has_frame == bool{span->frames_[slot]} &&
+                                   (has_frame || span->blocks_[slot] == 0);
+                    }
+                }
+                user->lock_.unlock();
             }
-            user->lock_.unlock();
+            is_sound = is_sound && held == counts_.reserved_bytes;
+            return true;
+        });
+        if (is_seen) {
+            return is_sound;
         }
-        return is_sound && held == counts_.reserved_bytes;
-    });
+        std::this_thread::yield();  // whoever has that lock may be waiting for ours
+    }
 }
 
 }  // namespace xmm

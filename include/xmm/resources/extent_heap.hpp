@@ -8,7 +8,7 @@
 //          the slot's size, while half a slot is lost at the end of each run of blocks.
 // Threads  Any. One lock, rank extent_heap; two heaps do not slow each other until frames have to move.
 // Failure  no_memory, and all is as it was. deallocate cannot fail; a pointer that is no block's asserts.
-// See      device_frames.hpp, lifetimes.hpp, extents.hpp. What lost is in docs/allocator.md.
+// See      device_frames.hpp, lifetimes.hpp, extents.hpp.
 #pragma once
 
 #include <algorithm>
@@ -188,9 +188,10 @@ private:
     };
     static constexpr std::uint32_t long_area = 0;
     static constexpr std::uint32_t short_area = 1;
-    static constexpr std::size_t few_moves = 300;
+    static constexpr std::size_t few_moves = 300;  // in the unit of place::cost
+    static constexpr unsigned most_tries = 256;    // 8 would make three times the moves
     static constexpr std::size_t most_bytes = std::size_t{1} << 46;
-    static constexpr std::size_t report_bytes = std::size_t{1} << 20;
+    static constexpr std::size_t least_report_bytes = std::size_t{1} << 20;
 
     [[nodiscard]] result<void*> allocate_locked(std::size_t requested,
                                                 std::size_t alignment) noexcept;
@@ -223,12 +224,14 @@ private:
     void release_spans_locked(Pred&& pred) noexcept;
     void release_all() noexcept;
 
-    // Big changes at once, small ones when they have added up: the device's count is shared by all heaps.
+    // Changes add up to a thousandth of the peak before the device hears of them: its count is shared by all
+    // heaps. Whenever frames are missing it hears of them first.
     void count_live_locked(std::ptrdiff_t bytes) noexcept {
         live_ += static_cast<std::size_t>(bytes);
         unreported_ += bytes;
-        if (unreported_ > std::ptrdiff_t{report_bytes} ||
-            unreported_ < -std::ptrdiff_t{report_bytes}) {
+        const auto most =
+            static_cast<std::ptrdiff_t>(std::max(least_report_bytes, frames_->live_peak() / 1024));
+        if (unreported_ > most || unreported_ < -most) {
             report_live_locked();
         }
     }
@@ -321,9 +324,10 @@ inline void extent_heap::try_extent_locked(extent& free, std::size_t bytes, std:
 
 inline void extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes,
                                            std::size_t alignment, place& best) const noexcept {
+    unsigned tries = 0;
     areas_[area].free.for_each_from(bytes, [&](extent& free) {
         try_extent_locked(free, bytes, alignment, best);
-        return best.cost != 0;
+        return best.cost != 0 && ++tries < most_tries;
     });
 }
 

@@ -20,6 +20,7 @@
 #include <xmm/core/lock.hpp>
 #include <xmm/core/types.hpp>
 #include <xmm/resources/frame_port.hpp>
+#include <xmm/resources/queue_points.hpp>
 
 namespace xmm {
 
@@ -46,13 +47,6 @@ private:
     friend class device_frames;
     friend class slot_span;
 
-    // A point of the queue, recorded when the last stamp given out was `bound`.
-    struct point {
-        std::uint64_t bound = 0;
-        ticket when;
-    };
-    static constexpr unsigned point_count = 8;
-
     mutable lock_type lock_;      // (U) in the legend below, (D) is the lock of device_frames
     const queue_id queue_;        //       constant
     const std::uint32_t tag_;     //       constant
@@ -61,9 +55,7 @@ private:
     std::uint64_t stamp_ = 0;     // (U)   of the latest release
     frame_user* next_ = nullptr;  // (D)   next of the users that have spans
     std::uint64_t listed_ = 0;    // (D)   stamp_ when its slots were last looked at
-    std::uint64_t done_ = 0;      // (D)   all work up to this stamp is finished
-    point points_[point_count];   // (D)   later points, oldest first
-    unsigned points_used_ = 0;    // (D)
+    queue_points points_;         // (D)
 };
 
 class slot_span {

@@ -798,7 +798,6 @@ private:
 
     // What threads, queues and jemalloc keep goes back to the shelves.
     void empty_caches(desk* mine, bool waits) noexcept {
-        epoch_.fetch_add(1, std::memory_order_relaxed);  // relaxed: see follow_flush
         for_each_shelf([&](shelf& one) {
             if (waits) {
                 await_and_drain(one, mine);
@@ -806,6 +805,8 @@ private:
                 drain(one, mine, SIZE_MAX);
             }
         });
+        // After the drain, which fills this thread's magazines. relaxed: see follow_flush.
+        epoch_.fetch_add(1, std::memory_order_relaxed);
         if (mine != nullptr) {
             follow_flush(*mine);
         }
