@@ -26,11 +26,18 @@ target_compile_definitions(consumer PRIVATE {definitions})
 """
 
 
-def installed(work, compiler):
-    """The prefix of a fresh installation."""
+C_CONSUMER = """\
+#include <stdio.h>
+#include <xmm.h>
+int main(void) { return printf("xmm %s, C interface %d\\n", xmm_version_text(), XMM_VERSION) < 0; }
+"""
+
+
+def installed(work, compiler, libxmm):
+    """The prefix of a fresh installation, libxmm being enabled or disabled: it takes a while to build."""
     prefix = work / "prefix"
     environment = {**os.environ, "CXX": compiler}
-    must_be_off = [*(f"-D{name}=disabled" for name in ("tests", "perf", "demo")), "-Djemalloc=off"]
+    must_be_off = [*(f"-D{name}=disabled" for name in ("tests", "perf", "demo")), "-Djemalloc=off", f"-Dlibxmm={libxmm}"]
     tree.must(["meson", "setup", work / "build", tree.ROOT, f"--prefix={prefix}", *must_be_off],
               env=environment)
     tree.must(["meson", "install", "-C", work / "build", "--quiet"], env=environment)
@@ -67,6 +74,24 @@ def by_pkg_config(work, prefix, compiler):
     tree.must([compiler, "-std=c++20", *(["-DEXPECT_SOFT"] if has_soft() else []), "consumer.cpp",
                *flags, "-o", "consumer"], cwd=work)
     check_output(tree.must([work / "consumer"]))
+    by_c(work, prefix)
+
+
+def by_c(work, prefix):
+    """A C program that knows libxmm.pc only."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    library = next(prefix.rglob("libxmm.so"), None)
+    if library is None or not (prefix / "include/xmm.h").is_file():
+        sys.exit("libxmm.so or xmm.h is not installed")
+    if compiler is None:
+        print("there is no C compiler: libxmm was installed, but not used")
+        return
+    environment = {**os.environ, "PKG_CONFIG_PATH": str(library.parent / "pkgconfig")}
+    flags = tree.must(["pkg-config", "--cflags", "--libs", "libxmm"], env=environment).split()
+    (work / "consumer.c").write_text(C_CONSUMER, encoding="utf-8")
+    tree.must([compiler, "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "consumer.c", *flags,
+               f"-Wl,-rpath,{library.parent}", "-o", "consumer_c"], cwd=work)
+    check_output(tree.must([work / "consumer_c"]))
 
 
 def by_cmake(work, prefix, compiler):
@@ -92,7 +117,7 @@ def main(compiler, how):
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         shutil.copy(tree.ROOT / "tests/build/consumer.cpp", work)
-        prefix = installed(work, compiler)
+        prefix = installed(work, compiler, "disabled" if how == "cmake" else "enabled")
         (by_cmake if how == "cmake" else by_pkg_config)(work, prefix, compiler)
     return 0
 

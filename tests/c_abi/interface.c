@@ -3,8 +3,11 @@
  *
  * interface FOLDER, with XMM_CONF=soft_devices:2,soft_bytes:268435456,soft_link:400000000
  */
+#define _POSIX_C_SOURCE 200809L
+
 #include <xmm.h>
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -440,6 +443,56 @@ static void exports(const char* folder) {
     REFUSED(xmm_trace_stop(9999), XMM_UNKNOWN_NODE);
 }
 
+/* Blocks change hands: each thread gives back, on its own queue, what another one has just left here. */
+static pthread_mutex_t shelf_lock = PTHREAD_MUTEX_INITIALIZER;
+static void* shelf[8];
+
+static void* exchanged(size_t place, void* block) {
+    pthread_mutex_lock(&shelf_lock);
+    void* found = shelf[place];
+    shelf[place] = block;
+    pthread_mutex_unlock(&shelf_lock);
+    return found;
+}
+static void* one_thread(void* seed) {
+    size_t number = (size_t)(uintptr_t)seed;
+    size_t wrong = 0;
+    xmm_queue queue = NULL;
+    wrong += xmm_queue_create(device, &queue) != XMM_OK;
+    for (size_t i = 0; i < 400; ++i) {
+        const size_t bytes = (number * 7919 + i * 104729) % (i % 16 == 0 ? 2 * MIB : 50000) + 1;
+        void* block = xmm_malloc(bytes, device, queue);
+        if (i % 7 == 0) {
+            block = xmm_realloc(block, 2 * bytes, XMM_DEFAULT_NODE, queue);
+        }
+        wrong += block == NULL || xmm_usable_size(block) < bytes;
+        void* other = exchanged((number + i) % 8, block);
+        wrong += i % 5 == 0 && other != NULL && xmm_record_use(other, queue) != XMM_OK;
+        wrong += xmm_free_on(other, queue) != XMM_OK;
+        if (i % 100 == 99) {
+            wrong += xmm_trim(device, 8 * MIB, NULL) != XMM_OK ||
+                     xmm_statistics_text(device, NULL, 0) == 0;
+        }
+    }
+    wrong += xmm_queue_destroy(queue) != XMM_OK;
+    return (void*)(uintptr_t)wrong;
+}
+static void threads(void) {
+    pthread_t running[4];
+    const int64_t before = statistics().allocation.current;
+    for (size_t i = 0; i < 4; ++i) {
+        CHECK(pthread_create(&running[i], NULL, one_thread, (void*)(uintptr_t)i) == 0);
+    }
+    for (size_t i = 0; i < 4; ++i) {
+        void* wrong = NULL;
+        CHECK(pthread_join(running[i], &wrong) == 0 && wrong == NULL);
+    }
+    for (size_t i = 0; i < 8; ++i) {
+        CHECK(xmm_free(shelf[i]) == XMM_OK);
+    }
+    CHECK(statistics().allocation.current == before);
+}
+
 int main(int argc, char** argv) {
     if (argc != 2) {
         fprintf(stderr, "usage: interface FOLDER\n");
@@ -453,6 +506,7 @@ int main(int argc, char** argv) {
     out_of_memory();
     figures();
     exports(argv[1]);
+    threads();
     printf("%d checks, %d failures\n", checks, failures);
     return failures == 0 ? 0 : 1;
 }

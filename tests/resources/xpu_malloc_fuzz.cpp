@@ -185,7 +185,7 @@ TEST_CASE("xpu_malloc: millions of operations over memory that traps") {
         player one{r.heap, r.port, r.live, uses_jemalloc ? 1u : 2u, 640_MiB};
         one.play(uses_jemalloc ? operations : operations / 4);
         CHECK(one.wrong == 0);
-        CHECK(one.refused > 0);  // the ways of need were gone, too
+        CHECK((has_sanitizer || one.refused > 0));  // the ways of need were gone, too
         one.give_back_all();
         CHECK(one.wrong == 0);
         r.check_empty();

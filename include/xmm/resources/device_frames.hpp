@@ -203,10 +203,11 @@ private:
             if (a.stamp != b.stamp) {
                 return a.stamp > b.stamp;
             }
-            return a.span != b.span ? a.span < b.span : a.slot < b.slot;
+            return a.span->slot_begin(a.slot) < b.span->slot_begin(b.slot);
         }
     };
-    // A frame that went to another slot of its user while work may still use its old mapping.
+    // A frame that went to another slot and is still mapped here: work may use the old mapping, and the frame
+    // may come back.
     struct stale_mapping {
         slot_span* span;
         std::size_t slot;
@@ -228,6 +229,7 @@ private:
         status why;
     };
     static constexpr unsigned most_retries = 64;
+    static constexpr std::size_t most_stale = 4096;
     static constexpr std::uint64_t just_created = ~std::uint64_t{0};  // a stamp, within one call
 
     [[nodiscard]] std::uint64_t next_stamp(slot_span& span) noexcept {
@@ -259,6 +261,7 @@ private:
 
     status give(slot_span& span, std::size_t first, std::size_t last, std::size_t asked) noexcept;
     outcome give_one_locked(slot_span& span, std::size_t slot, errand& job) noexcept;
+    bool take_again_locked(slot_span& span, std::size_t slot, errand& job) noexcept;
     outcome take_locked(errand& job, idle_slot& from, port_frame& taken) noexcept;
     outcome create_locked(errand& job, std::size_t bytes, port_frame& made) noexcept;
     outcome drop_coldest_locked(errand& job, std::vector<idle_slot>& from) noexcept;
@@ -275,7 +278,6 @@ private:
     bool end_stale_locked(std::size_t index, ticket& until) noexcept;
     bool end_stale_at_locked(const slot_span& span, std::size_t slot, ticket& until) noexcept;
     bool end_stale_of_locked(port_frame frame, ticket& until) noexcept;
-    void end_finished_stale_locked() noexcept;
     void drop_locked(port_frame frame, std::size_t bytes) noexcept {
         port_->drop(frame, bytes);
         counts_.reserved_bytes -= bytes;
@@ -408,7 +410,6 @@ inline status device_frames::give(slot_span& span, std::size_t first, std::size_
         outcome end = outcome::done;
         with(lock_, [&] {
             epoch_.fetch_add(1, std::memory_order_relaxed);  // relaxed: see next_stamp
-            end_finished_stale_locked();
             job.limit = limit_for(asked);
             job.is_listed = false;
             for (std::size_t slot = span.next(first, last + 1, false);
@@ -438,6 +439,9 @@ inline status device_frames::give(slot_span& span, std::size_t first, std::size_
 
 inline device_frames::outcome device_frames::give_one_locked(slot_span& span, std::size_t slot,
                                                              errand& job) noexcept {
+    if (span.stale_[slot] && take_again_locked(span, slot, job)) {
+        return outcome::done;
+    }
     if (span.stale_[slot] && !end_stale_at_locked(span, slot, job.until)) {
         return outcome::wait;
     }
@@ -496,6 +500,35 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
     return outcome::done;
 }
 
+// The frame that was here before, if it lies idle elsewhere: its mapping is still here, so no driver is called.
+inline bool device_frames::take_again_locked(slot_span& span, std::size_t slot,
+                                             errand& job) noexcept {
+    const auto old = std::ranges::find_if(
+        stale_, [&](const stale_mapping& one) { return one.span == &span && one.slot == slot; });
+    list_idle_locked(job);
+    const auto at = std::ranges::find_if(idle_, [&](const idle_slot& one) {
+        return one.span->frames_[one.slot].handle == old->frame.handle;
+    });
+    if (at == idle_.end()) {
+        return false;
+    }
+    const idle_slot victim = *at;
+    frame_user& user = *victim.span->user_;
+    ticket point;
+    port_frame taken;
+    if ((&user != job.own && !is_finished_locked(user, victim.stamp, point)) ||
+        !claim_locked(victim, job, taken)) {
+        return false;
+    }
+    *old = {victim.span, victim.slot, taken, victim.stamp};
+    victim.span->stale_[victim.slot] = true;
+    span.stale_[slot] = false;
+    span.frames_[slot] = taken;
+    span.stamps_[slot] = 0;
+    span.set_mapped(slot);
+    return true;
+}
+
 // The frame that has been idle longest, of the wanted size; those whose queue is done come first.
 inline device_frames::outcome device_frames::take_locked(errand& job, idle_slot& from,
                                                          port_frame& taken) noexcept {
@@ -507,7 +540,7 @@ inline device_frames::outcome device_frames::take_locked(errand& job, idle_slot&
         frame_user& user = *victim.span->user_;
         ticket point;
         const bool is_finished = is_finished_locked(user, victim.stamp, point);
-        const bool is_aliased = !is_finished && &user == job.own && port_->can_alias() &&
+        const bool is_aliased = (is_finished || &user == job.own) && port_->can_alias() &&
                                 stale_.size() < stale_.capacity();
         if (!is_finished && !is_aliased) {
             note_unfinished(job, point);
@@ -594,7 +627,6 @@ inline std::size_t device_frames::trim_where(std::size_t keep_bytes,
     for (;;) {
         outcome end = outcome::none;
         with(lock_, [&] {
-            end_finished_stale_locked();
             job.is_listed = false;
             list_idle_locked(job);
             while (counts_.reserved_bytes > keep_bytes) {
@@ -665,7 +697,7 @@ inline void device_frames::list_idle_locked(errand& job) noexcept {
     std::make_heap(idle_.begin(), idle_.end());
     std::make_heap(others_.begin(), others_.end());
     try {
-        stale_.reserve(stale_.size() + 64);
+        stale_.reserve(std::min(stale_.size() + 64, most_stale));
     } catch (const std::bad_alloc&) {
         return;  // then nothing is aliased
     }
@@ -723,13 +755,6 @@ inline bool device_frames::end_stale_of_locked(port_frame frame, ticket& until) 
         }
     }
     return true;
-}
-
-inline void device_frames::end_finished_stale_locked() noexcept {
-    ticket until;
-    for (std::size_t i = 0; i < stale_.size();) {
-        i += end_stale_locked(i, until) ? 0 : 1;
-    }
 }
 
 inline bool device_frames::is_valid() const noexcept {
