@@ -204,7 +204,7 @@ TEST_CASE("a reader among writers sees each thread as it was at one moment, and 
                        now.of(metric).freed <= now.of(metric).allocated;
         }
         is_sound =
-            is_sound && now.of(heap_metric::active).current <= 2 * threads &&
+            is_sound && now.of(heap_metric::active).current <= std::int64_t{2} * threads &&
             now.of(heap_metric::active_bytes).current <= static_cast<std::int64_t>(threads * 3_MiB);
         std::this_thread::yield();
     }
@@ -214,7 +214,8 @@ TEST_CASE("a reader among writers sees each thread as it was at one moment, and 
     CHECK(is_sound);
     const heap_figures now = all.read();
     CHECK(now.of(heap_metric::allocation).current == 0);
-    CHECK(now.of(heap_metric::allocation).allocated == threads * (rounds + rounds / 100 + 1));
+    CHECK(now.of(heap_metric::allocation).allocated ==
+          std::int64_t{threads} * (rounds + rounds / 100 + 1));
     CHECK(now.of(heap_metric::active_bytes).current == 0);
     CHECK(now.of(heap_metric::active_bytes).peak >= static_cast<std::int64_t>(2_MiB));
     CHECK(now.of(heap_metric::active_bytes).peak <= static_cast<std::int64_t>(threads * 3_MiB));
@@ -237,7 +238,9 @@ TEST_CASE("the names are PyTorch's, each once, and a text has a line for each") 
              {"allocation", "segment", "active", "inactive_split", "allocated_bytes",
               "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes"}) {
             for (const std::string pool : {"all", "small_pool", "large_pool"}) {
-                expected.insert(metric + "." + pool + "." + field);
+                std::string name{metric};
+                name.append(".").append(pool).append(".").append(field);
+                expected.insert(name);
             }
         }
         expected.insert("oversize_allocations." + field);

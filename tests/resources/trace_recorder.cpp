@@ -91,7 +91,7 @@ TEST_CASE("events of many threads are in the order of their times, also while th
     for (int t = 0; t < threads; ++t) {
         writers.emplace_back([&, t] {
             for (std::size_t i = 0; i < each; ++i) {
-                recorder.record(trace_action::segment_map, static_cast<address>(t + 1), i);
+                recorder.record(trace_action::segment_map, address{1} + static_cast<address>(t), i);
             }
             running.fetch_sub(1);
         });
