@@ -90,9 +90,11 @@ TEST_CASE("tickets follow the trace's clock") {
     const queue_id queue{3};
     it.port.set_clock(1000);
     const ticket usual = *it.port.record(queue);
-    it.port.set_completion(queue, 5000);
-    const ticket told = *it.port.record(queue);
-    const ticket again = *it.port.record(queue);  // told for one ticket only
+    it.port.set_completion(queue_id{4}, 5000);
+    const ticket told = *it.port.record(queue_id{4});
+    const ticket again = *it.port.record(queue);
+    it.port.set_completion(queue_id{5}, UINT64_MAX);
+    CHECK_FALSE(it.port.is_done(*it.port.record(queue_id{5})));
     CHECK(it.port.is_done(*it.port.record(queue_id{0})));
     CHECK(it.port.is_done(ticket{}));
     CHECK_FALSE(it.port.is_done(usual));

@@ -5,7 +5,7 @@
 //          reservations lie in one stretch, upwards, so that two runs see the same order of addresses.
 //          In front of a backend its frames are created and mapped for real, and timed if asked to.
 //          Time is the trace's. Work of a queue that is recorded now completes `lag_us` later, or when
-//          set_completion says so; waiting moves no clock but is billed.
+//          set_completion says so for that queue; waiting moves no clock but is billed.
 // Threads  One.
 // Failure  As frame_port says. A call against its contract asserts.
 #pragma once
@@ -50,8 +50,10 @@ public:
     }
 
     void set_clock(std::uint64_t us) noexcept { now_ = us; }
-    // What the queue's next ticket stands for.
-    void set_completion(queue_id queue, std::uint64_t us) { completion_[queue.value] = us; }
+    // When the work that is submitted to the queue from now on completes.
+    void set_completion(queue_id queue, std::uint64_t us) {
+        completion_[queue.value] = std::min(us, UINT64_MAX - 1);
+    }
 
     result<address> reserve(std::size_t bytes, std::size_t slot_bytes) noexcept override {
         if (options_.backing) {
@@ -138,7 +140,6 @@ public:
         std::uint64_t done = now_ + options_.lag_us;
         if (const auto found = completion_.find(queue.value); found != completion_.end()) {
             done = found->second;
-            completion_.erase(found);
         }
         return ticket{queue, done + 1};  // 0 is always reached
     }
