@@ -39,6 +39,7 @@
 #include <xmm/resources/extent_heap.hpp>
 #include <xmm/resources/heap_snapshot.hpp>
 #include <xmm/resources/heap_statistics.hpp>
+#include <xmm/resources/pending_blocks.hpp>
 #include <xmm/resources/queue_uses.hpp>
 #include <xmm/resources/small_blocks.hpp>
 #include <xmm/resources/trace_recorder.hpp>
@@ -228,6 +229,12 @@ public:
             }
         });
         for_each_shelf([&](shelf& one) { add_blocks(one, builder); });
+        waiting_.for_each([&](const pending_block& one) {
+            if (one.block.block_class >= 0) {
+                builder.add_block({one.block.at, one.block.bytes}, one.block.requested,
+                                  block_state::active_pending_free);
+            }
+        });
         builder.add_blocks_of(taken.trace);  // for what was asked for of small blocks
         taken.segments = builder.build();
         return taken;
@@ -319,14 +326,9 @@ private:
         std::size_t bytes = 0;      // as served
         std::size_t requested = 0;  // of small blocks: as served
     };
-    struct pending_block {
-        static constexpr unsigned most_points = 6;
-        returned_block block{};
-        std::array<ticket, most_points> points{};
-        unsigned count = 0;
-        list_link link;
-    };
-    using pending_list = list<pending_block, &pending_block::link>;
+    using pending_kind = pending_blocks<returned_block>;
+    using pending_block = pending_kind::entry;
+    using pending_list = pending_kind::entry_list;
 
     // Notes which shelf has which addresses.
     class note_keeper final : public span_observer {
@@ -388,8 +390,6 @@ private:
         shelf* next = nullptr;  // (C)  in its bucket
         ranked_mutex<lock_rank::leaf> lock;
         list<span_note, &span_note::link> small_notes;  // (L)
-        pending_list waiting;                           // (L)  given back, earliest first
-        std::atomic<std::size_t> waiting_count{0};      // (A)  written under L
         // Last, and so the first to go: their spans leave the lists above.
         extent_heap large;
         std::unique_ptr<small_kind> small;  // (C)  null: no jemalloc
@@ -553,7 +553,7 @@ private:
     [[nodiscard]] void* try_kept(const malloc_request& wanted, desk& mine) noexcept {
         shelf* home = mine.last;
         if (home == nullptr || !(home->queue == wanted.queue) || !(home->tag == wanted.tag) ||
-            !is_small(*home, wanted) || must_look_up(*home, mine)) {
+            !is_small(*home, wanted) || must_look_up(mine)) {
             return nullptr;
         }
         const unsigned block_class = block_classes::index_of(wanted.bytes);
@@ -567,7 +567,7 @@ private:
                                 desk& mine) noexcept {
         shelf& home = *note.owner;
         if (!note.is_small || mine.last != &home || is_unordered(home, last_user) ||
-            uses_.has_any() || must_look_up(home, mine)) {
+            uses_.has_any() || must_look_up(mine)) {
             return false;
         }
         const int block_class = note.marks.peek(at);
@@ -582,11 +582,10 @@ private:
         mine.counts->freed(heap_pool::small, bytes, bytes);
         return true;
     }
-    // Something waits to be done first.
-    [[nodiscard]] bool must_look_up(const shelf& home, const desk& mine) const noexcept {
+    // Somebody asked for the magazines.
+    [[nodiscard]] bool must_look_up(const desk& mine) const noexcept {
         // relaxed: late is good enough.
-        return mine.epoch != epoch_.load(std::memory_order_relaxed) ||
-               home.waiting_count.load(std::memory_order_relaxed) != 0;
+        return mine.epoch != epoch_.load(std::memory_order_relaxed);
     }
     void hand_out(shelf& home, void* block, unsigned block_class, std::size_t requested,
                   desk* mine) noexcept {
@@ -604,7 +603,7 @@ private:
         if (!home) {
             return home.error();
         }
-        drain(**home, mine);
+        drain(mine);
         if (result<void*> given = try_allocate(**home, wanted, mine);
             given || given.code() != errc::no_memory) {
             return given;
@@ -755,70 +754,30 @@ private:
             return;
         }
         *record = kept;
-        shelf& home = *kept.block.note->owner;
-        with(home.lock, [&] {
-            home.waiting.push_back(*record);
-            home.waiting_count.fetch_add(1, std::memory_order_relaxed);  // relaxed: a hint
-        });
-    }
-    [[nodiscard]] bool is_over(const pending_block& one) noexcept {
-        for (unsigned i = 0; i < one.count; ++i) {
-            if (!port_.is_done(one.points[i])) {
-                return false;
-            }
+        if (!waiting_.add(*record)) {
+            pending_.give_back(record);
+            wait_for(kept);
+            finish(kept.block, mine);
         }
-        return true;
     }
     void wait_for(const pending_block& one) noexcept {
         for (unsigned i = 0; i < one.count; ++i) {
             static_cast<void>(port_.wait(one.points[i]));  // a lost queue is done, too
         }
     }
-    // Takes what has become free; in passing, the earliest few only.
-    void drain(shelf& home, desk* mine, std::size_t most = 4) noexcept {
-        // relaxed: a hint; who misses one takes it the next time.
-        if (home.waiting_count.load(std::memory_order_relaxed) == 0) {
-            return;
+    // Takes what has become free.
+    void drain(desk* mine) noexcept {
+        if (waiting_.has_any()) {
+            pending_list over;
+            waiting_.take_finished(port_, over);
+            finish_all(over, mine);
         }
-        pending_list looked;
-        with(home.lock, [&] {
-            for (pending_block* one; most > 0 && (one = home.waiting.pop_front()) != nullptr;
-                 --most) {
-                looked.push_back(*one);
-            }
-        });
-        // Asked without the lock. What is not over yet goes back to the front, in its order.
-        pending_list over;
-        pending_list left;
-        while (pending_block* one = looked.pop_front()) {
-            if (is_over(*one)) {
-                over.push_back(*one);
-            } else {
-                left.push_front(*one);
-            }
-        }
-        with(home.lock, [&] {
-            while (pending_block* one = left.pop_front()) {
-                home.waiting.push_front(*one);
-            }
-            // relaxed: see above.
-            home.waiting_count.fetch_sub(over.count(), std::memory_order_relaxed);
-        });
-        finish_all(over, mine);
     }
-    void await_and_drain(shelf& home, desk* mine) noexcept {
+    void await_and_drain(desk* mine) noexcept {
         pending_list all;
-        with(home.lock, [&] {
-            while (pending_block* one = home.waiting.pop_front()) {
-                all.push_back(*one);
-            }
-            home.waiting_count.fetch_sub(all.count(),
-                                         std::memory_order_relaxed);  // relaxed: a hint
-        });
-        if (!all.is_empty()) {
+        if (waiting_.has_any() && waiting_.await_all(port_, all)) {
             statistics_.count(heap_count::sync_all_streams);
         }
-        all.for_each([&](pending_block& one) { wait_for(one); });
         finish_all(all, mine);
     }
     void finish_all(pending_list& all, desk* mine) noexcept {
@@ -830,7 +789,7 @@ private:
 
     void give_back_all(shelf& home) noexcept {
         desk* mine = desk_of_thread();
-        await_and_drain(home, mine);
+        await_and_drain(mine);
         // A few at a time: what is given back leaves the lists that are walked.
         std::array<address, 64> found;
         for (std::size_t count = found.size(); count == found.size();) {
@@ -860,13 +819,11 @@ private:
 
     // What threads, queues and jemalloc keep goes back to the shelves.
     void empty_caches(desk* mine, bool waits) noexcept {
-        for_each_shelf([&](shelf& one) {
-            if (waits) {
-                await_and_drain(one, mine);
-            } else {
-                drain(one, mine, SIZE_MAX);
-            }
-        });
+        if (waits) {
+            await_and_drain(mine);
+        } else {
+            drain(mine);
+        }
         // After the drain, which fills this thread's magazines. relaxed: see follow_flush.
         epoch_.fetch_add(1, std::memory_order_relaxed);
         if (mine != nullptr) {
@@ -959,7 +916,6 @@ private:
         return fail(errc::invalid_argument, "no block begins there, or it was given back already");
     }
 
-    // Large blocks, and small ones that wait for a queue.
     static void add_blocks(shelf& of, snapshot_builder& builder) {
         of.large.for_each_extent([&](const extent& one) {
             if (!one.is_free) {
@@ -967,14 +923,6 @@ private:
                                   one.is_pending ? block_state::active_pending_free
                                                  : block_state::active_allocated);
             }
-        });
-        with(of.lock, [&] {
-            of.waiting.for_each([&](const pending_block& one) {
-                if (one.block.block_class >= 0) {
-                    builder.add_block({one.block.at, one.block.bytes}, one.block.requested,
-                                      block_state::active_pending_free);
-                }
-            });
         });
     }
 
@@ -1055,6 +1003,7 @@ private:
     radix_tree<span_note> spans_;
     slab<span_note> notes_;
     slab<pending_block> pending_;
+    pending_kind waiting_;
     queue_uses uses_;
     std::atomic<std::uint64_t> epoch_{0};       // (A)  of flushes that were asked for
     std::atomic<std::uint64_t> moves_seen_{0};  // (A)  of frames, that statistics_ has

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// pending_blocks.hpp - what the program gave back while queues may still use it.
+//
+// Model    A block waits for a point of each queue that used it. It stands in the line of one of these queues; when
+//          that queue has passed the point, the block goes on to the next queue's line, or is free. Work of a
+//          queue ends in order, so only the head of each line is looked at.
+// Threads  Any. One lock (rank leaf) guards the lines; queues are asked and waited for without it.
+// Failure  add() is false without memory for a line.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include <xmm/core/list.hpp>
+#include <xmm/core/lock.hpp>
+#include <xmm/resources/frame_port.hpp>
+
+namespace xmm {
+
+template <class Block>
+class pending_blocks {
+public:
+    struct entry {
+        static constexpr unsigned most_points = 6;
+        Block block{};
+        std::array<ticket, most_points> points{};
+        unsigned count = 0;
+        list_link link;
+    };
+    using entry_list = list<entry, &entry::link>;
+
+    [[nodiscard]] bool has_any() const noexcept {
+        // relaxed: a hint; who misses one takes it the next time.
+        return count_.load(std::memory_order_relaxed) != 0;
+    }
+    // It has at least one point.
+    [[nodiscard]] bool add(entry& one) noexcept {
+        std::lock_guard guard{lock_};
+        if (!put_locked(one)) {
+            return false;
+        }
+        count_.fetch_add(1, std::memory_order_relaxed);  // relaxed: see has_any
+        return true;
+    }
+    // Hands out what is free by now.
+    void take_finished(frame_port& port, entry_list& finished) noexcept {
+        for (std::size_t line = 0; entry* head = pop_head(line, line);) {
+            while (head != nullptr && port.is_done(head->points[head->count - 1])) {
+                settle(port, *head, finished);
+                head = pop(line);
+            }
+            if (head != nullptr) {
+                with(lock_, [&] { lines_[line]->waiting.push_front(*head); });
+            }
+            ++line;
+        }
+    }
+    // Waits for all that is there now, and hands it out. Whether there was any.
+    bool await_all(frame_port& port, entry_list& finished) noexcept {
+        entry_list all;
+        with(lock_, [&] {
+            for (const auto& line : lines_) {
+                while (entry* one = line->waiting.pop_front()) {
+                    all.push_back(*one);
+                }
+            }
+        });
+        const bool has_some = !all.is_empty();
+        while (entry* one = all.pop_front()) {
+            for (unsigned i = 0; i < one->count; ++i) {
+                static_cast<void>(port.wait(one->points[i]));  // a lost queue is done, too
+            }
+            hand_out(*one, finished);
+        }
+        return has_some;
+    }
+    template <class Fn>
+    void for_each(Fn&& fn) const {
+        std::lock_guard guard{lock_};
+        for (const auto& line : lines_) {
+            line->waiting.for_each([&](entry& one) { fn(static_cast<const entry&>(one)); });
+        }
+    }
+
+private:
+    struct queue_line {
+        queue_id queue;
+        entry_list
+            waiting;  // in the order of their points, nearly: who comes from another line stands last
+    };
+
+    bool put_locked(entry& one) noexcept {
+        const queue_id queue = one.points[one.count - 1].queue;
+        queue_line* empty = nullptr;
+        for (const auto& line : lines_) {
+            if (line->queue == queue) {
+                line->waiting.push_back(one);
+                return true;
+            }
+            empty = line->waiting.is_empty() ? line.get() : empty;
+        }
+        if (empty == nullptr) {
+            try {
+                lines_.push_back(std::make_unique<queue_line>());
+            } catch (const std::bad_alloc&) {
+                return false;
+            }
+            empty = lines_.back().get();
+        }
+        empty->queue = queue;  // a line without blocks serves any queue
+        empty->waiting.push_back(one);
+        return true;
+    }
+    entry* pop(std::size_t line) noexcept {
+        return with(lock_, [&] { return lines_[line]->waiting.pop_front(); });
+    }
+    // Of the first line from there on that has a head.
+    entry* pop_head(std::size_t from, std::size_t& line) noexcept {
+        return with(lock_, [&]() -> entry* {
+            for (line = from; line < lines_.size(); ++line) {
+                if (entry* head = lines_[line]->waiting.pop_front()) {
+                    return head;
+                }
+            }
+            return nullptr;
+        });
+    }
+    // Its last point is reached.
+    void settle(frame_port& port, entry& one, entry_list& finished) noexcept {
+        while (one.count > 0 && port.is_done(one.points[one.count - 1])) {
+            --one.count;
+        }
+        if (one.count == 0) {
+            hand_out(one, finished);
+        } else if (!with(lock_, [&] { return put_locked(one); })) {
+            for (unsigned i = 0; i < one.count; ++i) {
+                static_cast<void>(port.wait(one.points[i]));  // no memory for a line
+            }
+            hand_out(one, finished);
+        }
+    }
+    void hand_out(entry& one, entry_list& finished) noexcept {
+        finished.push_back(one);
+        count_.fetch_sub(1, std::memory_order_relaxed);  // relaxed: see has_any
+    }
+
+    mutable ranked_mutex<lock_rank::leaf> lock_;
+    std::vector<std::unique_ptr<queue_line>> lines_;  // under lock_; only ever more
+    std::atomic<std::size_t> count_{0};
+};
+
+}  // namespace xmm
