@@ -177,6 +177,38 @@ TEST_CASE("heap: pools take a tag each and give it back") {
     again.deallocate_sync(one, 1000);
 }
 
+TEST_CASE("heap: addresses go only after the marks of launches that named them") {
+    heap_rig r;
+    auto* block = r.make<std::uint64_t>(8_MiB);
+    auto running = launch(r.line(), {writes(block, 8_MiB)},
+                          [&](soft::stream& s) { return s.run([] { nap(50); }); });
+    REQUIRE(running);
+    REQUIRE(r.heap().deallocate(block, r.line().id()));
+    r.heap().trim(pool_tag{});  // waits for the kernel; nobody has looked at its launch since
+    CHECK(r.of().state().core.uses().in_flight() == 0);
+    REQUIRE(r.line().synchronize());
+}
+
+TEST_CASE("heap: a request waits for frames of a heap whose lock is held for a queue") {
+    heap_rig r;
+    queue other = r.of().make_queue(r.device()).value();
+    auto* block = r.make<std::uint64_t>(48_MiB);
+    const auto kernel = r.start_kernel<std::uint64_t>(block, 1);
+    REQUIRE(r.heap().deallocate(block, r.line().id()));
+    std::thread holder{[&] { r.heap().trim(pool_tag{}); }};
+    nap(30);
+    std::thread ender{[&] {
+        nap(50);
+        kernel.end->set();
+    }};
+    result<void*> taken = r.heap().allocate({.bytes = 40_MiB, .queue = other.id()});
+    ender.join();
+    holder.join();
+    REQUIRE(taken);
+    CHECK(r.heap().deallocate(*taken));
+    CHECK(r.finish(kernel));
+}
+
 TEST_CASE("heap: a host's is page-locked memory that all reach") {
     heap_rig r;
     xpu_malloc& heap = *r.of().heap(r.host()).value();

@@ -360,3 +360,23 @@ TEST_CASE("extent_bins: the smallest that fits comes first") {
         return false;
     });
 }
+
+TEST_CASE("extent heap: extents that hold no aligned block do not hide the one that does") {
+    fake_frames port{std::size_t{1} << 40};
+    device_frames frames{port};
+    extent_heap heap{frames, queue_id{1}};
+    constexpr std::size_t bytes = 33 << 10;
+    std::vector<void*> blocks;
+    for (int i = 0; i < 1200; ++i) {
+        blocks.push_back(heap.allocate(bytes).value());
+    }
+    for (std::size_t i = blocks.size(); i != 0; i -= 2) {
+        heap.deallocate(blocks[i - 2]);  // the last one lived long: all are taken to be long-lived
+    }
+    for (std::size_t alignment = 4 * page_bytes; alignment <= 512 * page_bytes; alignment *= 2) {
+        result<void*> block = heap.allocate(bytes, alignment);
+        REQUIRE(block);
+        CHECK(to_address(*block) % alignment == 0);
+    }
+    CHECK(heap.is_valid());
+}

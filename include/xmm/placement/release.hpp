@@ -47,15 +47,17 @@ private:
             granule* found = nullptr;
             enum { done, rest, holds, uses } next = done;
             status outcome;
-            space_.with_granule(at, [&](granule& page) {
-                found = &page;
+            // Not with_granule: a slot of an arena whose frame is gone may still bear the marks of launches.
+            found = space_.find(at);
+            with(found->lock, [&] {
+                granule& page = *found;
                 if (page.is_moving()) {
                     next = rest;
                 } else if (page.is_held()) {
                     next = holds;
                 } else if (page.is_used()) {
                     next = uses;
-                } else {
+                } else if (page.is_memory_locked(at)) {
                     outcome =
                         moves_.discard_locked(page, residency_step::unmap, residency::released);
                 }

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -234,6 +235,8 @@ private:
         status why;
     };
     static constexpr unsigned most_retries = 64;
+    static constexpr unsigned most_retries_unlocked =
+        4096;  // of a millisecond each but for the first
     static constexpr std::size_t most_stale = 4096;
     static constexpr std::uint64_t just_created = ~std::uint64_t{0};  // a stamp, within one call
 
@@ -256,7 +259,9 @@ private:
         }
         const bool is_worth_it = job.has_unfinished || job.has_skipped;
         job.until = {};
-        return is_worth_it && job.retries < most_retries ? outcome::wait : outcome::none;
+        // Who holds no lock can wait for those that do: they may be waiting for a queue.
+        const unsigned most = job.own != nullptr ? most_retries : most_retries_unlocked;
+        return is_worth_it && job.retries < most ? outcome::wait : outcome::none;
     }
     [[nodiscard]] std::size_t limit_for(std::size_t asked) const noexcept {
         const std::size_t peak =
@@ -675,8 +680,11 @@ inline status device_frames::pause(errand& job) noexcept {
         with(lock_, [&] { ++counts_.waits; });
         return port_->wait(job.until);
     }
-    ++job.retries;
-    std::this_thread::yield();
+    if (++job.retries < most_retries) {
+        std::this_thread::yield();
+    } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    }
     return {};
 }
 

@@ -41,6 +41,8 @@ struct extent_heap_options {
 class extent_heap {
 public:
     using options = extent_heap_options;
+    static constexpr std::size_t most_bytes = std::size_t{1}
+                                              << 46;  // of a block, and of an alignment
 
     explicit extent_heap(device_frames& frames, queue_id queue, options chosen = {}) noexcept
         : frames_{&frames}, options_{chosen}, user_{queue, chosen.tag} {}
@@ -190,7 +192,6 @@ private:
     static constexpr std::uint32_t short_area = 1;
     static constexpr std::size_t few_moves = 300;  // in the unit of place::cost
     static constexpr unsigned most_tries = 256;    // 8 would make three times the moves
-    static constexpr std::size_t most_bytes = std::size_t{1} << 46;
     static constexpr std::size_t least_report_bytes = std::size_t{1} << 20;
 
     [[nodiscard]] result<void*> allocate_locked(std::size_t requested,

@@ -253,7 +253,7 @@ public:
     }
     // The same, of one tag's addresses only.
     std::size_t trim(pool_tag tag) noexcept {
-        empty_caches(desk_of_thread(), false);
+        empty_caches(desk_of_thread(), false, &tag);
         const std::size_t before = frames_.reserved_bytes(tag.value);
         for_each_shelf([&](shelf& one) {
             if (one.tag == tag) {
@@ -307,7 +307,7 @@ public:
     }
 
 private:
-    static constexpr std::size_t most_bytes = SIZE_MAX / 4;
+    static constexpr std::size_t most_bytes = extent_heap::most_bytes;
     static constexpr unsigned most_reclaims = 64;  // others may take what was won
 
     struct shelf;
@@ -818,7 +818,8 @@ private:
     // ---- in need
 
     // What threads, queues and jemalloc keep goes back to the shelves.
-    void empty_caches(desk* mine, bool waits) noexcept {
+    void empty_caches(desk* mine, bool waits, const pool_tag* only = nullptr) noexcept {
+        const auto is_meant = [&](const shelf& one) { return only == nullptr || one.tag == *only; };
         if (waits) {
             await_and_drain(mine);
         } else {
@@ -830,7 +831,7 @@ private:
             follow_flush(*mine);
         }
         for_each_shelf([&](shelf& one) {
-            if (one.small != nullptr) {
+            if (one.small != nullptr && is_meant(one)) {
                 one.small->flush();
                 one.small->purge();
             }
@@ -856,7 +857,8 @@ private:
         if (auto given = again(true)) {
             return std::move(*given);
         }
-        if (auto given = again(frames_.trim(0) > 0)) {
+        static_cast<void>(frames_.trim(0));
+        if (auto given = again(true)) {  // others may have dropped some meanwhile
             return std::move(*given);
         }
         const auto [ask, context] = with(callback_lock_, [&] { return callback_; });
