@@ -210,7 +210,8 @@ public:
         return point.value == 0 ? status{} : slot_of(point.queue).work.wait(point.value);
     }
     [[nodiscard]] result<ticket> record(queue_id id) noexcept {
-        queue* one = find_queue(id);
+        queue* one =
+            is_mine(id) ? find_queue(id) : nullptr;  // users name queues, of other drivers too
         return one == nullptr ? result<ticket>{no_queue()} : one->record();
     }
     [[nodiscard]] status make_wait(queue_id id, ticket point) noexcept {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// xmm.hpp - everything that users need; resources/cuda_mr.hpp, which includes CCCL, is asked for by name.
+// xmm.hpp - everything that users need; resources/cuda_mr.hpp, which includes CCCL, and resources/export/ are asked
+// for by name.
 #pragma once
 
 #include <xmm/core/device_view.hpp>
@@ -19,6 +20,7 @@
 #include <xmm/resources/adaptors/tracking_resource.hpp>
 #include <xmm/resources/allocator.hpp>
 #include <xmm/resources/debug_resource.hpp>
+#include <xmm/resources/heap_resource.hpp>
 #include <xmm/resources/host_resource.hpp>
 #include <xmm/resources/pool_resource.hpp>
 #include <xmm/resources/shared_resource.hpp>

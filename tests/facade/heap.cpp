@@ -226,6 +226,7 @@ TEST_CASE("heap: one for each node, whoever asks; unknown nodes are refused") {
     CHECK(&r.heap(0) == &r.heap(0));
     CHECK(&r.heap(0) != &r.heap(1));
     CHECK(r.of().heap(node_id{4711}).code() == errc::unknown_node);
+    CHECK(r.heap(0).allocate({.bytes = 1, .queue = {4711}}).code() == errc::invalid_argument);
     CHECK(r.heap(0).node() == r.device(0));
 }
 

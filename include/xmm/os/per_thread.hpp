@@ -74,7 +74,7 @@ private:
         std::size_t used = 0;
         entry* entries = nullptr;
     };
-    static constexpr std::size_t first_capacity = 256;  // entries: one OS page
+    static constexpr std::size_t first_capacity = 256;
 
     static entry* find_in(const table& all, std::uint64_t owner) noexcept {
         for (std::size_t at = owner & (all.capacity - 1);; at = (at + 1) & (all.capacity - 1)) {

@@ -37,7 +37,8 @@
 #include <xmm/os/futex.hpp>
 
 // Per shared object, from the compiler's start files: an address inside the object whose code runs.
-extern "C" __attribute__((visibility("hidden"))) void* __dso_handle;
+// Under a name of ours, since headers of others declare it differently.
+extern "C" __attribute__((visibility("hidden"))) void* xmm_this_object __asm__("__dso_handle");
 
 // Only where a leak checker is linked in: it must learn of memory that it does not scan by itself.
 extern "C" __attribute__((weak)) void __lsan_register_root_region(const void*, std::size_t);
@@ -59,7 +60,7 @@ namespace detail {
 inline void pin_this_object() noexcept {
     Dl_info info{};
     link_map* map = nullptr;
-    if (::dladdr1(&__dso_handle, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0 ||
+    if (::dladdr1(&xmm_this_object, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0 ||
         map == nullptr || map->l_name == nullptr || map->l_name[0] == '\0') {
         return;
     }

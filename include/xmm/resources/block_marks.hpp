@@ -6,7 +6,7 @@
 //          pointer into the middle of one, is seen.
 // Threads  A byte is written by whoever holds its block. Two threads that give back one block at the same
 //          moment may both be believed.
-// Failure  make() answers null without memory. Pages of marks that were never written cost nothing.
+// Failure  open() is false without memory. Pages of marks that were never written cost nothing.
 #pragma once
 
 #include <atomic>

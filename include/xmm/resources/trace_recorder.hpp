@@ -5,7 +5,7 @@
 //          relaxed load. Events lie in the ring in the order of their times.
 //          Who records keeps to an order, so that a reader never meets a block without memory: a frame is
 //          recorded as mapped and a block as allocated after the fact, everything that ends before it.
-// Threads  Any. One lock (rank leaf) guards the ring; record() may be called under any other lock.
+// Threads  Any. One lock (rank leaf) guards the ring; record() may be called under any lock above leaf.
 // Failure  start() answers no_memory and stays off. Recording never fails.
 // See      export/ writes events and snapshots in the forms that other tools read.
 #pragma once
@@ -35,7 +35,7 @@ enum class trace_action : std::uint8_t {
     free_completed,  // the block may be reused
     segment_map,     // addresses got a frame
     segment_unmap,   // and lost it: taken for other addresses, or given back
-    out_of_memory,   // a request of `bytes` failed; `at` is how much the device had left
+    out_of_memory,   // a request of `bytes` failed
     snapshot,        // somebody took one
 };
 

@@ -133,7 +133,8 @@ public:
         return allocate_slowly(wanted, mine);
     }
 
-    // Work submitted to `last_user` before may still use the block; queue 0: no work does but its own queue's.
+    // Work submitted to `last_user` before may still use the block; queue 0: no work does but its own queue's. May
+    // wait for a queue where more than six others used the block, or the host has no memory to note them.
     status deallocate(void* block, queue_id last_user = {}) noexcept {
         const address at = to_address(block);
         span_note* note = spans_.find(at);
