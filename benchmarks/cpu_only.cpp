@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
                                      [&] { sink += random_read(plain, count); }));
     // Small enough for the pool of host frames to hold, and beyond it.
     for (const auto& [name, size] : {std::pair{"map, first touch, unmap, 1/4", bytes / 4},
-                                    std::pair{"map, first touch, unmap", bytes}}) {
+                                     std::pair{"map, first touch, unmap", bytes}}) {
         report::print(name, ratio(
                                 chosen.rounds,
                                 [&, size = size] {
