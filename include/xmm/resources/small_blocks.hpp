@@ -126,6 +126,10 @@ public:
     [[nodiscard]] static result<std::unique_ptr<small_blocks>> make(Frames& frames, queue_id queue,
                                                                     std::uint32_t tag = 0) noexcept;
 
+    // The calling thread is past the destructors of its thread_local variables: what it gives back from here on
+    // goes by no cache, since nobody would take the cache over.
+    static void end_caches_of_thread() noexcept { detail::give_back_thread_caches(); }
+
     small_blocks(const small_blocks&) = delete;
     small_blocks& operator=(const small_blocks&) = delete;
     // Blocks that are still allocated go with it, untouched.

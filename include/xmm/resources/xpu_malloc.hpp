@@ -510,6 +510,8 @@ private:
         auto& heap = *static_cast<xpu_malloc*>(self);
         auto* mine = static_cast<desk*>(item);
         mine->generation.fetch_add(1, std::memory_order_relaxed);
+        // Keys of threads are destroyed after thread_local variables.
+        small_kind::end_caches_of_thread();
         heap.empty_magazines(*mine);
         with(heap.desks_lock_, [&] { heap.idle_desks_.push_back(mine); });
     }
