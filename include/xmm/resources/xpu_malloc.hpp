@@ -151,6 +151,9 @@ public:
                 return known;
             }
         }
+        if (!note->is_small && kept.count == 0 && !recorder_.is_on()) {
+            return free_large_at_once(*note, at, mine);
+        }
         result<returned_block> taken = take(*note, at, mine);
         if (!taken) {
             return taken.error();
@@ -690,6 +693,17 @@ private:
         note_event(trace_action::free_requested, *note.owner, at, taken.requested);
         on_counts(mine, [&](auto& counts) { counts.free_requested(pool_of(taken), taken.bytes); });
         return taken;
+    }
+    // take and finish under one lock. Not while events are recorded: those go before the deed.
+    status free_large_at_once(span_note& note, address at, desk* mine) noexcept {
+        returned_block one{&note, at};
+        if (!note.owner->large.try_free(at, one.bytes, one.requested)) {
+            return no_block();
+        }
+        uses_.drop(at);
+        on_counts(mine,
+                  [&](auto& counts) { counts.freed(heap_pool::large, one.bytes, one.requested); });
+        return {};
     }
     // No work uses the block any more, or only such as the shelf's own queue runs before what comes next.
     void finish(const returned_block& one, desk* mine) noexcept {
