@@ -5,7 +5,9 @@
 //          takes the block off, and leaves the frame where it is. While the device holds no more than its
 //          budget - the peak of live bytes and a little slack - a missing frame is created; beyond, the frame
 //          that has been idle longest is taken from its slot, whichever heap's that is. A frame of another
-//          queue is taken only when that queue's work up to the slot's last use is done.
+//          queue is taken only when that queue's work up to the slot's last use is done. On a port that can alias, a
+//          frame that was taken stays mapped where it was (stale) until another one is to come there, or it
+//          is dropped: so it comes back without a call of the driver.
 // Threads  Any. Ranges whose slots have frames need the user's lock only. Giving and taking frames is under
 //          one lock of rank device_frames; other users' locks are only tried there. Waiting for a queue is
 //          outside of it.

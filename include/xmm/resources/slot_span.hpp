@@ -77,7 +77,6 @@ public:
     [[nodiscard]] bool has_frame(std::size_t slot) const noexcept {
         return (mapped_[slot / 64] >> (slot % 64) & 1) != 0;
     }
-    [[nodiscard]] std::uint32_t blocks_in(std::size_t slot) const noexcept { return blocks_[slot]; }
 
     // How many of the slots that the range overlaps have no frame.
     [[nodiscard]] std::size_t missing(va_range part) const noexcept {
