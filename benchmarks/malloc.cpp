@@ -15,13 +15,11 @@ using namespace xmm::literals;
 namespace {
 
 struct host_heap {
-    static constexpr const char* name = "glibc";
     static bool is_there() { return true; }
     static void* allocate(std::size_t bytes, unsigned) { return std::malloc(bytes); }
     static void give_back(void* block, unsigned) { std::free(block); }
 };
 struct jemalloc_heap {
-    static constexpr const char* name = "jemalloc on the host";
     static bool is_there() { return xmm::jemalloc_table::find() != nullptr; }
     static void* allocate(std::size_t bytes, unsigned) {
         return xmm::jemalloc_table::find()->mallocx(bytes, 0);
@@ -29,7 +27,6 @@ struct jemalloc_heap {
     static void give_back(void* block, unsigned) { xmm::jemalloc_table::find()->dallocx(block, 0); }
 };
 struct device_heap {
-    static constexpr const char* name = "xmm";
     static inline xmm::xpu_malloc* heap = nullptr;
     static inline xmm::queue_id queues[2];
     static bool is_there() { return true; }
