@@ -114,7 +114,7 @@ TEST_CASE("tickets follow the trace's clock") {
 }
 
 TEST_CASE("in front of a backend its frames are made for real, and timed if asked to") {
-    const replay_backend soft{"soft", 0};
+    const replay_backend soft{"soft", 1_GiB};
     REQUIRE(soft.ref());
     for (const bool is_timed : {false, true}) {
         simulation_options options;
