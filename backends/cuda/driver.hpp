@@ -4,7 +4,7 @@
 // Model    libcuda.so.1 is loaded and started once a process, at the first question, and stays. Each
 //          function is asked for by name and version. Without a library, a device, or a driver that is
 //          new enough, state() says which of them is missing, and nothing may be called.
-// Threads  Any. call() needs the context of the device on the thread: context_scope.
+// Threads  Any. call() needs the context of a device on the thread: context_scope.
 // Failure  A status with the driver's own code. What a device does not survive is device_lost.
 #pragma once
 
@@ -159,32 +159,53 @@ private:
     status state_;
 };
 
-// While it lives, a device's context is the thread's, and no call of the thread can break a capture that
-// another one has begun: in the other modes calls that look harmless would end it. Cheap: four short calls.
-class context_scope {
+// While it lives, a device's context is the thread's.
+class current_context {
 public:
-    context_scope(const driver& on, CUcontext context) noexcept : driver_{on} {
-        is_pushed_ = driver_.call(&driver_api::ctx_push_current, context).is_ok();
-        is_relaxed_ =
-            driver_.call(&driver_api::thread_exchange_stream_capture_mode, &mode_).is_ok();
-    }
-    ~context_scope() {
-        if (is_relaxed_) {
-            (void)driver_.call(&driver_api::thread_exchange_stream_capture_mode, &mode_);
-        }
+    current_context(const driver& on, CUcontext context) noexcept
+        : driver_{on}, is_pushed_{on.call(&driver_api::ctx_push_current, context).is_ok()} {}
+    ~current_context() {
         if (is_pushed_) {
             CUcontext was = nullptr;
             (void)driver_.call(&driver_api::ctx_pop_current, &was);
         }
     }
-    context_scope(const context_scope&) = delete;
-    context_scope& operator=(const context_scope&) = delete;
+    current_context(const current_context&) = delete;
+    current_context& operator=(const current_context&) = delete;
+
+private:
+    const driver& driver_;
+    const bool is_pushed_;
+};
+
+// While it lives, no call of the thread can break a capture that has begun, here or on another thread: in the
+// other modes calls that look harmless would end it.
+class relaxed_capture {
+public:
+    explicit relaxed_capture(const driver& on) noexcept
+        : driver_{on},
+          is_relaxed_{on.call(&driver_api::thread_exchange_stream_capture_mode, &mode_).is_ok()} {}
+    ~relaxed_capture() {
+        if (is_relaxed_) {
+            (void)driver_.call(&driver_api::thread_exchange_stream_capture_mode, &mode_);
+        }
+    }
+    relaxed_capture(const relaxed_capture&) = delete;
+    relaxed_capture& operator=(const relaxed_capture&) = delete;
 
 private:
     const driver& driver_;
     CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // what to put back, once exchanged
-    bool is_pushed_ = false;
-    bool is_relaxed_ = false;
+    const bool is_relaxed_;
+};
+
+// Both: what every call of ours on a device runs in.
+struct context_scope {
+    context_scope(const driver& on, CUcontext context) noexcept
+        : current{on, context}, relaxed{on} {}
+
+    current_context current;
+    relaxed_capture relaxed;
 };
 
 }  // namespace xmm::cuda
