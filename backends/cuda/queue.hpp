@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+// queue.hpp - a stream, ours or a user's, with tickets for points in its work.
+//
+// Model    Each call enqueues its work and an event behind it; the ticket is the count of calls so far. Events
+//          are used again once their ticket is known to be reached and nobody looks at them. A slot outlives its
+//          queues, and its count goes on, so that asking for the ticket of a queue that is gone is harmless.
+// Threads  Any. order_ (rank backend_queue) is held while something is enqueued, so that tickets are in the
+//          stream's order; ring_ (rank leaf) guards the events and is never held across a call of the driver.
+// Failure  A stream that is being captured answers busy, and its capture goes on. After the device is lost all
+//          tickets are reached: those that were not before answer device_lost.
+#pragma once
+
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+
+#include <sys/mman.h>
+
+#include <xmm/concepts/backend.hpp>
+#include <xmm/core/lock.hpp>
+
+#include "calls.hpp"
+#include "device.hpp"
+
+namespace xmm::cuda {
+
+class queue {
+public:
+    queue() = default;
+    queue(const queue&) = delete;
+    queue& operator=(const queue&) = delete;
+    ~queue() {
+        if (events_ != nullptr) {
+            ::munmap(static_cast<void*>(events_), ring_bytes);
+        }
+        while (orphans_ != nullptr) {
+            delete std::exchange(orphans_, orphans_->next);
+        }
+    }
+
+    [[nodiscard]] device& on() const noexcept { return *device_; }
+    [[nodiscard]] CUstream stream() const noexcept { return stream_; }
+    [[nodiscard]] bool is_adopted() const noexcept { return !is_own_; }
+
+    [[nodiscard]] status open(queue_id id, device& on, call_thread& calls,
+                              queue_priority priority) noexcept {
+        const context_scope here{on.calls(), on.context()};
+        CUstream made = nullptr;
+        // Non-blocking: it neither waits for the legacy stream nor breaks a capture through it.
+        const status outcome = on.note(on.calls().call(
+            &driver_api::stream_create_with_priority, &made,
+            static_cast<unsigned>(CU_STREAM_NON_BLOCKING), on.stream_priority(priority)));
+        return outcome ? open_on(id, on, calls, made, true) : outcome;
+    }
+    [[nodiscard]] status adopt(queue_id id, device& on, call_thread& calls,
+                               CUstream users) noexcept {
+        return open_on(id, on, calls, users, false);
+    }
+    // Returns when the work that has tickets, and every host call, is over.
+    void close() noexcept {
+        const driver& calls = device_->calls();
+        const context_scope here{calls, device_->context()};
+        if (is_own_) {
+            (void)device_->note(calls.call(&driver_api::stream_synchronize, stream_));
+        }
+        (void)wait(with(ring_, [&] { return submitted_; }));
+        if (device_->is_lost()) {
+            lose();
+        }
+        await_calls();
+        std::lock_guard order{order_};
+        with(ring_, [&] {
+            finished_.store(submitted_, std::memory_order_release);
+            recycle_locked();
+        });
+        for (; free_count_ > 0; --free_count_) {
+            (void)calls.call(&driver_api::event_destroy, free_events()[free_count_ - 1]);
+        }
+        if (is_own_) {
+            (void)calls.call(&driver_api::stream_destroy, stream_);
+        }
+        stream_ = nullptr;
+    }
+
+    // enqueue(CUstream) -> status puts the work in the stream. What a failure leaves there is awaited.
+    template <class Enqueue>
+    [[nodiscard]] result<ticket> submit(Enqueue&& enqueue) noexcept {
+        const driver& calls = device_->calls();
+        const context_scope here{calls, device_->context()};
+        std::lock_guard order{order_};
+        if (const status able = check_stream(); !able) {
+            return able;
+        }
+        auto event = take_event();
+        if (!event) {
+            return event.error();
+        }
+        status outcome = device_->note(enqueue(stream_));
+        if (outcome) {
+            outcome = device_->note(calls.call(&driver_api::event_record, *event, stream_));
+        }
+        if (!outcome) {
+            if (outcome.code != errc::busy) {  // a capture that began meanwhile has nothing of ours
+                (void)device_->note(calls.call(&driver_api::stream_synchronize, stream_));
+            }
+            with(ring_, [&] { free_events()[free_count_++] = *event; });
+            return outcome;
+        }
+        const std::uint64_t value = with(ring_, [&] {
+            events_[(submitted_ + 1) % ring_count] = *event;
+            return ++submitted_;
+        });
+        return ticket{id_, value};
+    }
+    [[nodiscard]] result<ticket> record() noexcept {
+        return submit([](CUstream) { return status{}; });
+    }
+    // Later work in the stream waits for a point of another queue.
+    [[nodiscard]] status await_in_stream(queue& other, std::uint64_t value) noexcept {
+        const pin point{other, value};
+        if (point.event == nullptr || &other == this) {
+            return {};
+        }
+        const driver& calls = device_->calls();
+        const context_scope here{calls, device_->context()};
+        std::lock_guard order{order_};
+        const status able = check_stream();
+        return able ? device_->note(
+                          calls.call(&driver_api::stream_wait_event, stream_, point.event, 0u))
+                    : able;
+    }
+    [[nodiscard]] result<ticket> call(void (*fn)(void*) noexcept, void* context) noexcept {
+        if (const status started = calls_->start(); !started) {
+            return started;
+        }
+        auto* one = new (std::nothrow) host_call;
+        if (one == nullptr) {
+            return fail(errc::no_memory, "no memory for a host call");
+        }
+        one->fn = fn, one->context = context, one->owner = this;
+        with(ring_, [&] { link_locked(*one); });
+        auto point = submit([&](CUstream stream) {
+            return device_->calls().call(&driver_api::launch_host_func, stream, &queue::on_turn,
+                                         static_cast<void*>(one));
+        });
+        if (!point && with(ring_, [&] { return claim_locked(*one); })) {
+            delete one;  // it was never enqueued, or it would have been made
+        }
+        return point;
+    }
+
+    [[nodiscard]] bool is_submitted(std::uint64_t value) noexcept {
+        return with(ring_, [&] { return value <= submitted_; });
+    }
+    [[nodiscard]] bool is_done(std::uint64_t value) noexcept {
+        // acquire: pairs with the releases of finish; who sees the ticket reached sees the work.
+        if (finished_.load(std::memory_order_acquire) >= value) {
+            return true;
+        }
+        if (device_->is_lost()) {
+            lose();
+            return true;
+        }
+        const pin point{*this, value};
+        if (point.event == nullptr) {
+            return finished_.load(std::memory_order_acquire) >= value;
+        }
+        const context_scope here{device_->calls(), device_->context()};
+        return take_answer(
+            value, device_->note(device_->calls().call(&driver_api::event_query, point.event)));
+    }
+    [[nodiscard]] status wait(std::uint64_t value) noexcept {
+        // Who waits for microseconds is served sooner by looking than by sleeping.
+        for (unsigned look = 0; look < looks_before_sleep; ++look) {
+            if (is_done(value)) {
+                return outcome_of(value);
+            }
+        }
+        {
+            const pin point{*this, value};
+            if (point.event == nullptr) {
+                return finished_.load(std::memory_order_acquire) >= value
+                           ? outcome_of(value)
+                           : fail(errc::invalid_argument, "a ticket that was never given");
+            }
+            const context_scope here{device_->calls(), device_->context()};
+            (void)take_answer(value, device_->note(device_->calls().call(
+                                         &driver_api::event_synchronize, point.event)));
+        }
+        return outcome_of(value);
+    }
+
+private:
+    static constexpr std::uint64_t never = ~std::uint64_t{0};
+    static constexpr std::size_t ring_count = std::size_t{1} << 16;  // tickets not known as reached
+    static constexpr std::size_t ring_bytes = 2 * ring_count * sizeof(CUevent);
+    static constexpr unsigned looks_before_sleep = 40;
+
+    // Keeps an event as it is while it is looked at; none if the ticket is reached or was never given.
+    struct pin {
+        queue& of;
+        CUevent event = nullptr;
+
+        pin(queue& owner, std::uint64_t value) noexcept : of{owner} {
+            std::lock_guard hold{of.ring_};
+            // relaxed: written under the lock only.
+            if (value > of.finished_.load(std::memory_order_relaxed) && value <= of.submitted_) {
+                event = of.events_[value % ring_count];
+                ++of.lookers_;
+            }
+        }
+        ~pin() {
+            if (event != nullptr) {
+                std::lock_guard hold{of.ring_};
+                --of.lookers_;
+                of.recycle_locked();
+            }
+        }
+        pin(const pin&) = delete;
+        pin& operator=(const pin&) = delete;
+    };
+
+    [[nodiscard]] status open_on(queue_id id, device& on, call_thread& calls, CUstream stream,
+                                 bool is_own) noexcept {
+        if (events_ == nullptr) {
+            void* at = ::mmap(nullptr, ring_bytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (at == MAP_FAILED) {
+                if (is_own) {
+                    (void)on.calls().call(&driver_api::stream_destroy, stream);
+                }
+                return fail(errc::no_memory, "no address space for a queue", errno);
+            }
+            events_ = static_cast<CUevent*>(at);
+        }
+        id_ = id, device_ = &on, calls_ = &calls, stream_ = stream, is_own_ = is_own;
+        lost_from_.store(never, std::memory_order_relaxed);  // nobody has this queue yet
+        return {};
+    }
+
+    // With order_ held. A user may capture a stream of ours, too.
+    [[nodiscard]] status check_stream() noexcept {
+        if (device_->is_lost()) {
+            return fail(errc::device_lost, "the CUDA device is lost");
+        }
+        auto capture = CU_STREAM_CAPTURE_STATUS_NONE;
+        const status asked = device_->note(
+            device_->calls().call(&driver_api::stream_is_capturing, stream_, &capture));
+        return asked && capture != CU_STREAM_CAPTURE_STATUS_NONE
+                   ? status_of(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+                   : asked;
+    }
+
+    // ---- events: a ring by ticket, then a stack of free ones
+
+    [[nodiscard]] CUevent* free_events() const noexcept { return events_ + ring_count; }
+
+    [[nodiscard]] result<CUevent> take_event() noexcept {
+        const std::uint64_t oldest = with(
+            ring_, [&] { return free_count_ == 0 && submitted_ > released_ ? released_ + 1 : 0; });
+        (void)is_done(oldest);  // so that events come back even if nobody else asks
+        CUevent event = nullptr;
+        bool is_full = false;
+        with(ring_, [&] {
+            is_full = submitted_ - released_ == ring_count;
+            if (!is_full && free_count_ > 0) {
+                event = free_events()[--free_count_];
+            }
+        });
+        if (is_full) {
+            return fail(errc::no_memory, "too much work waits in one queue");
+        }
+        if (event == nullptr) {
+            const status made = device_->note(device_->calls().call(
+                &driver_api::event_create, &event,
+                static_cast<unsigned>(CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC)));
+            if (!made) {
+                return made;
+            }
+        }
+        return event;
+    }
+    void recycle_locked() noexcept {
+        // relaxed: written under the lock only.
+        const std::uint64_t finished = finished_.load(std::memory_order_relaxed);
+        while (lookers_ == 0 && released_ < finished) {
+            free_events()[free_count_++] = events_[++released_ % ring_count];
+        }
+    }
+    // True if the ticket is reached.
+    [[nodiscard]] bool take_answer(std::uint64_t value, status answer) noexcept {
+        if (answer.code == errc::busy) {
+            return false;
+        }
+        if (!answer) {
+            lose();
+            return true;
+        }
+        with(ring_, [&] {
+            // In a stream what came before is done as well.
+            if (finished_.load(std::memory_order_relaxed) < value) {
+                finished_.store(value, std::memory_order_release);  // pairs with is_done's acquire
+            }
+        });
+        return true;
+    }
+    // relaxed: who sees the ticket reached by the loss sees lost_from_, which was set before.
+    [[nodiscard]] status outcome_of(std::uint64_t value) const noexcept {
+        return value < lost_from_.load(std::memory_order_relaxed)
+                   ? status{}
+                   : fail(errc::device_lost, "the work was lost with its CUDA device");
+    }
+
+    // ---- loss, host calls
+
+    // All that is not known as reached by now is lost; the driver will not tell any more.
+    void lose() noexcept {
+        host_call* left = nullptr;
+        with(ring_, [&] {
+            const std::uint64_t finished = finished_.load(std::memory_order_relaxed);
+            if (lost_from_.load(std::memory_order_relaxed) == never) {
+                lost_from_.store(finished + 1, std::memory_order_relaxed);
+            }
+            finished_.store(submitted_, std::memory_order_release);  // pairs with is_done's acquire
+            left = waiting_;
+            while (waiting_ != nullptr) {
+                host_call& one = *waiting_;
+                (void)claim_locked(one);
+                one.next = orphans_;
+                orphans_ = &one;
+            }
+        });
+        // Oldest last in the chain of orphans: made in the order of the queue.
+        if (left != nullptr) {
+            make_orphans();
+        }
+    }
+    void make_orphans() noexcept {
+        host_call* first = nullptr;
+        with(ring_, [&] {
+            for (host_call* one = orphans_; one != nullptr; one = one->next) {
+                if (!std::exchange(one->is_handed_over, true)) {
+                    one->after = first;
+                    first = one;
+                }
+            }
+        });
+        while (first != nullptr) {
+            host_call& one = *first;
+            first = one.after;
+            calls_->push(one);
+        }
+    }
+    void await_calls() noexcept {
+        host_call* one = with(ring_, [&] { return orphans_; });
+        for (std::uint32_t running;
+             (running = calls_running_.load(std::memory_order_acquire)) != 0;) {
+            xmm::detail::futex_wait(calls_running_, running);
+        }
+        for (; one != nullptr; one = one->next) {
+            call_thread::await(*one);
+        }
+    }
+    void link_locked(host_call& one) noexcept {
+        one.previous = newest_waiting_;
+        *(newest_waiting_ == nullptr ? &waiting_ : &newest_waiting_->next) = &one;
+        newest_waiting_ = &one;
+    }
+    // False if another has it made.
+    [[nodiscard]] bool claim_locked(host_call& one) noexcept {
+        if (one.is_claimed) {
+            return false;
+        }
+        one.is_claimed = true;
+        *(one.previous == nullptr ? &waiting_ : &one.previous->next) = one.next;
+        *(one.next == nullptr ? &newest_waiting_ : &one.next->previous) = one.previous;
+        one.next = one.previous = nullptr;
+        return true;
+    }
+    // The driver calls it, in the stream's order. Records that the loss has claimed are the queue's.
+    static void on_turn(void* self) {
+        auto* one = static_cast<host_call*>(self);
+        queue& owner = *one->owner;
+        const bool is_mine = with(owner.ring_, [&] {
+            const bool is_claimed = owner.claim_locked(*one);
+            // relaxed: close() looks under the lock first, and from then on it only falls.
+            owner.calls_running_.fetch_add(is_claimed ? 1 : 0, std::memory_order_relaxed);
+            return is_claimed;
+        });
+        if (is_mine) {
+            owner.calls_->make(*one);
+            delete one;
+            xmm::detail::futex_word& running = owner.calls_running_;
+            running.fetch_sub(1, std::memory_order_release);  // pairs with the acquire in close
+            xmm::detail::futex_wake_all(running);
+        }
+    }
+
+    queue_id id_;  // (C) while open, as are the next four
+    device* device_ = nullptr;
+    call_thread* calls_ = nullptr;
+    CUstream stream_ = nullptr;
+    bool is_own_ = true;
+
+    ranked_mutex<lock_rank::backend_queue> order_;
+    ranked_mutex<lock_rank::leaf> ring_;
+    CUevent* events_ = nullptr;    // (C) once there: by ticket, then the free ones
+    std::uint64_t submitted_ = 0;  // under ring_, as is what follows; never reset
+    std::uint64_t released_ = 0;   // tickets up to here have no event any more
+    std::size_t free_count_ = 0;
+    std::size_t lookers_ = 0;
+    host_call* waiting_ = nullptr;  // calls that the driver has yet to make, oldest first
+    host_call* newest_waiting_ = nullptr;
+    xmm::detail::futex_word calls_running_{0};
+    host_call* orphans_ = nullptr;  // calls of a lost device; kept, since the driver may name them
+    std::atomic<std::uint64_t> finished_{0};  // written under ring_
+    std::atomic<std::uint64_t> lost_from_{never};
+};
+
+}  // namespace xmm::cuda

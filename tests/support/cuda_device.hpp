@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// cuda_device.hpp - for tests on whatever libcuda.so.1 is found: a backend, and words moved by its kernels.
+//
+// Model    On a real device the kernel is a few lines of PTX. The software driver of the tests runs no device
+//          code: it exports a launcher of host functions instead.
+// Failure  A test asks is_available() first; why_not() says what is missing.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include <dlfcn.h>
+
+#include "../../backends/cuda/launcher.hpp"
+
+namespace xmm::test {
+
+[[nodiscard]] inline status cuda_state() {
+    auto found = cuda::find_devices();
+    return found.error();
+}
+
+// The devices that are there, at most `most`, and one host node.
+[[nodiscard]] inline result<std::unique_ptr<cuda::vmm>> open_cuda(std::size_t most,
+                                                                  std::uint32_t salt = 1) {
+    auto found = cuda::find_devices();
+    if (!found) {
+        return found.error();
+    }
+    const std::size_t count = std::min(most, found->size());
+    static constexpr std::array ids{node_id{1}, node_id{2}, node_id{3}, node_id{4}};
+    const std::array host{node_id{0}};
+    const std::array bytes{std::size_t{1} << 30};
+    cuda::vmm_options options;
+    options.host_bytes = bytes;
+    options.queue_salt = salt;
+    return cuda::vmm::open({found->data(), count}, {ids.data(), count}, host, options);
+}
+
+// Copies one 64-bit word in a stream's order, through the device's own view of memory.
+class cuda_word_mover {
+public:
+    cuda_word_mover() noexcept {
+        if (void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD); library != nullptr) {
+            soft_launch_ = reinterpret_cast<soft_launch*>(::dlsym(library, "xmmSoftCudaLaunch"));
+            ::dlclose(library);  // the driver keeps it
+        }
+    }
+
+    // Page-locked words that every device reaches at their own address.
+    [[nodiscard]] static std::uint64_t* make_word(const cuda::device& on) noexcept {
+        const cuda::current_context here{on.calls(), on.context()};
+        void* at = nullptr;
+        const status made = on.calls().call(&cuda::driver_api::mem_host_alloc, &at,
+                                            sizeof(std::uint64_t), cuda::host_alloc_portable);
+        return made ? static_cast<std::uint64_t*>(at) : nullptr;
+    }
+    static void drop_word(const cuda::device& on, std::uint64_t* word) noexcept {
+        const cuda::current_context here{on.calls(), on.context()};
+        (void)on.calls().call(&cuda::driver_api::mem_free_host, static_cast<void*>(word));
+    }
+
+    // Enqueues *to = *from.
+    status move(const cuda::stream& line, address to, address from) noexcept {
+        const auto scope = line.make_current();
+        if (soft_launch_ != nullptr) {
+            auto* one = new job{to, from};
+            return cuda::status_of(soft_launch_(line.native(), &run_soft, one));
+        }
+        return move_on_device(line, to, from);
+    }
+
+private:
+    // As the software driver declares it.
+    struct soft_accessor {
+        void* (*resolve)(soft_accessor* self, cuda::CUdeviceptr at, std::size_t* bytes, int write);
+        int device;
+    };
+    using soft_launch = cuda::CUresult(cuda::CUstream, void (*)(void*, soft_accessor*), void*);
+    struct job {
+        address to;
+        address from;
+    };
+
+    static void run_soft(void* context, soft_accessor* memory) {
+        const std::unique_ptr<job> one{static_cast<job*>(context)};
+        std::size_t bytes = sizeof(std::uint64_t);
+        const void* from = memory->resolve(memory, one->from, &bytes, 0);
+        void* to = from == nullptr ? nullptr : memory->resolve(memory, one->to, &bytes, 1);
+        if (to != nullptr) {
+            std::memcpy(to, from, sizeof(std::uint64_t));
+        }
+    }
+
+    static status move_on_device(const cuda::stream& line, address to, address from) noexcept {
+        static constexpr const char* text = R"(
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry move_word(.param .u64 to, .param .u64 from) {
+    .reg .u64 %a, %b, %v;
+    ld.param.u64 %a, [to];
+    ld.param.u64 %b, [from];
+    ld.global.u64 %v, [%b];
+    st.global.u64 [%a], %v;
+    ret;
+})";
+        const cuda::driver& on = cuda::driver::instance();
+        cuda::CUmodule code = nullptr;
+        cuda::CUfunction kernel = nullptr;
+        if (!on.has(&cuda::driver_api::launch_kernel)) {
+            return fail(errc::unsupported, "this driver launches no kernels");
+        }
+        status outcome =
+            on.call(&cuda::driver_api::module_load_data, &code, static_cast<const void*>(text));
+        outcome = outcome
+                      ? on.call(&cuda::driver_api::module_get_function, &kernel, code, "move_word")
+                      : outcome;
+        if (!outcome) {
+            return outcome;
+        }
+        std::array<void*, 2> arguments{&to, &from};
+        outcome = on.call(&cuda::driver_api::launch_kernel, kernel, 1u, 1u, 1u, 1u, 1u, 1u, 0u,
+                          line.native(), arguments.data(), static_cast<void**>(nullptr));
+        outcome = outcome ? line.synchronize() : outcome;
+        (void)on.call(&cuda::driver_api::module_unload, code);
+        return outcome;
+    }
+
+    soft_launch* soft_launch_ = nullptr;
+};
+
+}  // namespace xmm::test
