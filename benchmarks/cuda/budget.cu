@@ -69,7 +69,7 @@ int main(int argc, char** argv) {
         for (std::size_t at = 0; at < total; at += part) {
             must(xmm::launch(line, {xmm::reads_writes(data + at, part)},
                              [&](xmm::cuda_stream& s) {
-                                 add<<<1024, 256, 0, static_cast<cudaStream_t>(s.native())>>>(
+                                 add<<<1024, 256, 0, s>>>(
                                      reinterpret_cast<std::uint64_t*>(data + at), part / 8, 3);
                              }),
                  "launch");
@@ -83,7 +83,7 @@ int main(int argc, char** argv) {
     for (std::size_t at = 0; at < total; at += part) {
         must(xmm::launch(line, {xmm::reads(data + at, part), xmm::reads_writes(result, 8)},
                          [&](xmm::cuda_stream& s) {
-                             sum<<<1024, 256, 0, static_cast<cudaStream_t>(s.native())>>>(
+                             sum<<<1024, 256, 0, s>>>(
                                  reinterpret_cast<const std::uint64_t*>(data + at), part / 8,
                                  result);
                          }),

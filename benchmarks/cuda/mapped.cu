@@ -49,11 +49,9 @@ struct bench {
             const report::stopwatch watch;
             must(xmm::launch(line, {xmm::reads(at, bytes)},
                              [&](xmm::cuda_stream& s) {
-                                 read_random<Word, lanes>
-                                     <<<blocks, threads, 0,
-                                        static_cast<cudaStream_t>(s.native())>>>(
-                                         reinterpret_cast<const Word*>(at), bytes / record_bytes,
-                                         reads, nullptr);
+                                 read_random<Word, lanes><<<blocks, threads, 0, s>>>(
+                                     reinterpret_cast<const Word*>(at), bytes / record_bytes, reads,
+                                     nullptr);
                              }),
                  "launch");
             must(line.synchronize(), "synchronize");
@@ -75,8 +73,9 @@ int main(int argc, char** argv) {
     }
     bench b{chosen};
     report::print_head("GB/s");
-    for (const std::size_t bytes : chosen.is_short ? std::vector<std::size_t>{8_MiB}
-                                                   : std::vector<std::size_t>{1_GiB, 8_GiB, 24_GiB}) {
+    for (const std::size_t bytes : chosen.is_short
+                                       ? std::vector<std::size_t>{8_MiB}
+                                       : std::vector<std::size_t>{1_GiB, 8_GiB, 24_GiB}) {
         char* at = static_cast<char*>(must(b.space.map(bytes), "map"));
         std::memset(at, 1, bytes);
         must(b.space.advise(xmm::any_host, at, bytes, xmm::advice::pin), "pin");

@@ -122,7 +122,8 @@ int main(int argc, char** argv) {
     const int n = chosen.is_short ? 256 : 10'240;
     const int m = n;
     const int most_k = chosen.is_short ? 256 : 20'480;
-    const std::vector<__half> source = random_values(std::size_t(n) * most_k + std::size_t(most_k) * m);
+    const std::vector<__half> source =
+        random_values(std::size_t(n) * most_k + std::size_t(most_k) * m);
     report::print_head("ms, and the share of pinned copies");
     for (const int k : chosen.is_short ? std::vector<int>{256}
                                        : std::vector<int>{1024, 2048, 4096, 8192, 16384, 20480}) {
@@ -142,8 +143,7 @@ int main(int argc, char** argv) {
         CUDA_BENCH_MUST(cudaMallocManaged(&uc, c_bytes));
         auto* xa = static_cast<__half*>(must(space.map(a_bytes), "map"));
         auto* xb = static_cast<__half*>(must(space.map(b_bytes), "map"));
-        auto* xc = static_cast<__half*>(
-            must(space.map(c_bytes, {.preferred = device}), "map"));
+        auto* xc = static_cast<__half*>(must(space.map(c_bytes, {.preferred = device}), "map"));
         const auto write = [&](__half* a, __half* b) {
             std::memcpy(a, source.data(), a_bytes);
             std::memcpy(b, source.data() + std::size_t(n) * k, b_bytes);
@@ -163,29 +163,31 @@ int main(int argc, char** argv) {
             std::vector<double> ms;
         };
         std::vector<way> ways;
-        ways.push_back({"pinned copies + device memory", [&] { write(pa, pb); },
-                        [&] {
-                            CUDA_BENCH_MUST(cudaMemcpyAsync(da, pa, a_bytes, cudaMemcpyHostToDevice,
-                                                            stream));
-                            CUDA_BENCH_MUST(cudaMemcpyAsync(db, pb, b_bytes, cudaMemcpyHostToDevice,
-                                                            stream));
-                            blas.multiply(stream, da, db, dc, n, m, k);
-                            CUDA_BENCH_MUST(cudaStreamSynchronize(stream));
-                        },
-                        {}});
+        ways.push_back(
+            {"pinned copies + device memory",
+             [&] { write(pa, pb); },
+             [&] {
+                 CUDA_BENCH_MUST(cudaMemcpyAsync(da, pa, a_bytes, cudaMemcpyHostToDevice, stream));
+                 CUDA_BENCH_MUST(cudaMemcpyAsync(db, pb, b_bytes, cudaMemcpyHostToDevice, stream));
+                 blas.multiply(stream, da, db, dc, n, m, k);
+                 CUDA_BENCH_MUST(cudaStreamSynchronize(stream));
+             },
+             {}});
         const auto uvm_home = [&] {
             at_host(ua, a_bytes);
             at_host(ub, b_bytes);
             at_host(uc, c_bytes);
             write(ua, ub);
         };
-        ways.push_back({"UVM by faults", uvm_home,
+        ways.push_back({"UVM by faults",
+                        uvm_home,
                         [&] {
                             blas.multiply(stream, ua, ub, uc, n, m, k);
                             CUDA_BENCH_MUST(cudaStreamSynchronize(stream));
                         },
                         {}});
-        ways.push_back({"UVM with prefetch", uvm_home,
+        ways.push_back({"UVM with prefetch",
+                        uvm_home,
                         [&] {
                             at_device(ua, a_bytes);
                             at_device(ub, b_bytes);
@@ -204,13 +206,11 @@ int main(int argc, char** argv) {
              [&] {
                  must(space.advise(device, xa, a_bytes, xmm::advice::will_need), "will_need");
                  must(space.advise(device, xb, b_bytes, xmm::advice::will_need), "will_need");
-                 must(xmm::launch(line,
-                                  {xmm::reads(xa, a_bytes), xmm::reads(xb, b_bytes),
-                                   xmm::writes(xc, c_bytes)},
-                                  [&](xmm::cuda_stream& s) {
-                                      blas.multiply(static_cast<cudaStream_t>(s.native()), xa, xb,
-                                                    xc, n, m, k);
-                                  }),
+                 must(xmm::launch(
+                          line,
+                          {xmm::reads(xa, a_bytes), xmm::reads(xb, b_bytes),
+                           xmm::writes(xc, c_bytes)},
+                          [&](xmm::cuda_stream& s) { blas.multiply(s, xa, xb, xc, n, m, k); }),
                       "launch");
                  must(line.synchronize(), "synchronize");
              },

@@ -80,8 +80,7 @@ inline std::vector<report::figure> race(const std::string& title, double bytes, 
     for (std::size_t i = 0; i < all.size(); ++i) {
         figures.push_back(report::summarise(samples[i]));
         char share[32];
-        std::snprintf(share, sizeof share, "GB/s  %.3f",
-                      figures[i].median / figures[0].median);
+        std::snprintf(share, sizeof share, "GB/s  %.3f", figures[i].median / figures[0].median);
         report::print(title + ", " + all[i].name, figures[i], share);
     }
     std::fflush(stdout);

@@ -30,8 +30,7 @@ struct bench {
         CUDA_BENCH_MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     }
     char* map(std::size_t bytes) {
-        return static_cast<char*>(
-            must(space.map(bytes, {.granule_bytes = granule}), "map"));
+        return static_cast<char*>(must(space.map(bytes, {.granule_bytes = granule}), "map"));
     }
     void bring(xmm::node_id where, char* at, std::size_t bytes) {
         must(space.advise(where, at, bytes, xmm::advice::will_need), "will_need");
@@ -40,8 +39,8 @@ struct bench {
     void write_on_device(char* at, std::size_t bytes, std::uint64_t seed) {
         must(xmm::launch(line, {xmm::writes(at, bytes)},
                          [&](xmm::cuda_stream& s) {
-                             fill<<<1024, 256, 0, static_cast<cudaStream_t>(s.native())>>>(
-                                 reinterpret_cast<std::uint64_t*>(at), bytes / 8, seed);
+                             fill<<<1024, 256, 0, s>>>(reinterpret_cast<std::uint64_t*>(at),
+                                                       bytes / 8, seed);
                          }),
              "launch");
         must(line.synchronize(), "synchronize");
@@ -97,22 +96,22 @@ void copies(bench& b, std::size_t bytes) {
     for (const bool is_in : {true, false}) {
         const std::string title = (is_in ? "H2D " : "D2H ") + size_name(bytes);
         race(title, static_cast<double>(bytes), rounds,
-             {{"pinned cudaMemcpyAsync", {},
+             {{"pinned cudaMemcpyAsync",
+               {},
                [&] {
                    CUDA_BENCH_MUST(cudaMemcpyAsync(
                        is_in ? card.at : host.at, is_in ? host.at : card.at, bytes,
                        is_in ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, b.stream));
                    wait();
                }},
-              {"pageable cudaMemcpy", {},
+              {"pageable cudaMemcpy",
+               {},
                [&] {
-                   CUDA_BENCH_MUST(cudaMemcpy(is_in ? card.at : plain.get(),
-                                              is_in ? plain.get() : card.at, bytes,
-                                              is_in ? cudaMemcpyHostToDevice
-                                                    : cudaMemcpyDeviceToHost));
+                   CUDA_BENCH_MUST(
+                       cudaMemcpy(is_in ? card.at : plain.get(), is_in ? plain.get() : card.at,
+                                  bytes, is_in ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost));
                }},
-              {"gmemcpy, both resident", {},
-               [&] {
+              {"gmemcpy, both resident", {}, [&] {
                    must(b.space.copy(is_in ? near_card : near_cpu, is_in ? near_cpu : near_card,
                                      bytes),
                         "copy");
@@ -120,23 +119,24 @@ void copies(bench& b, std::size_t bytes) {
     }
     // The destination has no frame yet, and prefers the device.
     std::vector<char*> fresh;
-    race("H2D " + size_name(bytes), static_cast<double>(bytes), rounds,
-         {{"pinned cudaMemcpyAsync", {},
-           [&] {
-               CUDA_BENCH_MUST(
-                   cudaMemcpyAsync(card.at, host.at, bytes, cudaMemcpyHostToDevice, b.stream));
-               wait();
-           }},
-          {"gmemcpy, destination without frames",
-           [&] {
-               if (!fresh.empty()) {
-                   must(b.space.unmap(fresh.back()), "unmap");
-               }
-               fresh.push_back(static_cast<char*>(must(
-                   b.space.map(bytes, {.granule_bytes = b.granule, .preferred = b.device}),
-                   "map")));
-           },
-           [&] { must(b.space.copy(fresh.back(), near_cpu, bytes), "copy"); }}});
+    race(
+        "H2D " + size_name(bytes), static_cast<double>(bytes), rounds,
+        {{"pinned cudaMemcpyAsync",
+          {},
+          [&] {
+              CUDA_BENCH_MUST(
+                  cudaMemcpyAsync(card.at, host.at, bytes, cudaMemcpyHostToDevice, b.stream));
+              wait();
+          }},
+         {"gmemcpy, destination without frames",
+          [&] {
+              if (!fresh.empty()) {
+                  must(b.space.unmap(fresh.back()), "unmap");
+              }
+              fresh.push_back(static_cast<char*>(must(
+                  b.space.map(bytes, {.granule_bytes = b.granule, .preferred = b.device}), "map")));
+          },
+          [&] { must(b.space.copy(fresh.back(), near_cpu, bytes), "copy"); }}});
     must(b.space.unmap(fresh.back()), "unmap");
     must(b.space.unmap(near_cpu), "unmap");
     must(b.space.unmap(near_card), "unmap");
@@ -153,13 +153,11 @@ void moves(bench& b, std::size_t bytes) {
     const int rounds = bytes >= 1_GiB ? 5 : b.chosen.rounds;
     const auto wait = [&] { CUDA_BENCH_MUST(cudaStreamSynchronize(b.stream)); };
     const auto pinned_in = [&] {
-        CUDA_BENCH_MUST(
-            cudaMemcpyAsync(card.at, host.at, bytes, cudaMemcpyHostToDevice, b.stream));
+        CUDA_BENCH_MUST(cudaMemcpyAsync(card.at, host.at, bytes, cudaMemcpyHostToDevice, b.stream));
         wait();
     };
     const auto pinned_out = [&] {
-        CUDA_BENCH_MUST(
-            cudaMemcpyAsync(host.at, card.at, bytes, cudaMemcpyDeviceToHost, b.stream));
+        CUDA_BENCH_MUST(cudaMemcpyAsync(host.at, card.at, bytes, cudaMemcpyDeviceToHost, b.stream));
         wait();
     };
     const std::string size = size_name(bytes);
@@ -229,7 +227,11 @@ void touches(bench& b, std::size_t bytes) {
     report::print("CPU touch of a device page, UVM", report::summarise(theirs), "us");
     race("CPU walk " + size_name(bytes), static_cast<double>(bytes), 3,
          {{"host memory", {}, [&] { walk(plain.get()); }},
-          {"xmm, host-resident", [&] { b.bring(xmm::any_host, one, bytes); walk(one); },
+          {"xmm, host-resident",
+           [&] {
+               b.bring(xmm::any_host, one, bytes);
+               walk(one);
+           },
            [&] { walk(one); }},
           {"xmm, device-resident",
            [&] {
@@ -255,15 +257,15 @@ int main(int argc, char** argv) {
         bench b{chosen, granule};
         std::printf("\ngranule %s\n", size_name(granule).c_str());
         report::print_head("");
-        for (const std::size_t bytes : is_short ? std::vector<std::size_t>{4_MiB}
-                                       : granule == 2_MiB
-                                           ? std::vector<std::size_t>{256_MiB, 1_GiB}
-                                           : std::vector<std::size_t>{64_KiB, 1_MiB, 16_MiB, 64_MiB,
-                                                                      256_MiB, 1_GiB, 4_GiB}) {
+        for (const std::size_t bytes :
+             is_short ? std::vector<std::size_t>{4_MiB}
+             : granule == 2_MiB
+                 ? std::vector<std::size_t>{256_MiB, 1_GiB}
+                 : std::vector<std::size_t>{64_KiB, 1_MiB, 16_MiB, 64_MiB, 256_MiB, 1_GiB, 4_GiB}) {
             copies(b, bytes);
         }
         for (const std::size_t bytes :
-             is_short ? std::vector<std::size_t>{4_MiB}
+             is_short           ? std::vector<std::size_t>{4_MiB}
              : granule == 2_MiB ? std::vector<std::size_t>{1_GiB}
                                 : std::vector<std::size_t>{64_MiB, 256_MiB, 1_GiB, 8_GiB}) {
             moves(b, bytes);
