@@ -88,6 +88,9 @@ public:
         const device* one = find_device(node);
         if (one == nullptr) {
             std::snprintf(about.name.data(), about.name.size(), "host memory %d", node.value);
+            // Page-locking fresh memory goes at 4.5 GB/s a thread, a twelfth of the link's rate.
+            about.kept_bytes = std::max(about.kept_bytes, about.bytes / 4);
+            about.is_lowering_dear = true;  // mprotect: 0.4 ms for 32 MiB; to unmap them: 0.9 ms
             return about;
         }
         if (!memory->state()) {

@@ -53,6 +53,10 @@ struct node_description {
     std::uint64_t link_out_bytes_per_second = 0;        // device to host
     std::uint64_t link_latency_ns = 0;
     node_id nearest_host = any_host;
+    // How many bytes of free frames are worth keeping: many where creating one takes long.
+    std::size_t kept_bytes = std::size_t{256} << 20;
+    // Making a mapping read-only costs about as much as clearing it: who moves a page clears it at once.
+    bool is_lowering_dear = false;
     abilities able;
 };
 
