@@ -117,6 +117,7 @@ public:
         if (range.begin % alignment != 0) {
             return fail(errc::unsupported, "the range is not aligned as asked");
         }
+        const relaxed_capture quiet{driver_};
         CUdeviceptr got = 0;
         const status reserved = driver_.call(&driver_api::mem_address_reserve, &got, range.bytes,
                                              alignment, CUdeviceptr{range.begin}, 0ull);
@@ -136,6 +137,7 @@ public:
     // Nothing is mapped there any more.
     void va_release(va_range range) noexcept {
         XMM_ASSERT(!mappings_.has_any(range), "released a range that is still mapped");
+        const relaxed_capture quiet{driver_};
         (void)driver_.call(&driver_api::mem_address_free, CUdeviceptr{range.begin}, range.bytes);
     }
 
@@ -271,6 +273,7 @@ public:
         if (reinterpret_cast<std::uintptr_t>(stream) == stream_per_thread) {
             return fail(errc::unsupported, "the per-thread stream is another one on each thread");
         }
+        const relaxed_capture quiet{driver_};
         CUcontext context = nullptr;
         if (const status asked = driver_.call(&driver_api::stream_get_ctx, stream, &context);
             !asked) {
@@ -309,6 +312,7 @@ public:
         if (memory == nullptr || !memory->is_exportable()) {
             return fail(errc::unsupported, "frames of this node cannot be exported");
         }
+        const relaxed_capture quiet{driver_};
         int file = -1;
         const status outcome = driver_.call(
             &driver_api::mem_export_to_shareable_handle, static_cast<void*>(&file),
