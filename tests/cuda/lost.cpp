@@ -57,6 +57,9 @@ TEST_CASE(
     const va_range some{theirs.standing, 4096};
     auto late = r.b.zero(r.queue, {&some, 1});
     REQUIRE(late);
+    // It is over, so that nothing fails behind our back; but nobody has asked for its ticket.
+    CHECK(cuda::driver::instance().call(&cuda::driver_api::stream_synchronize,
+                                        r.b.stream_of(r.queue)));
 
     r.lose();
     CHECK_FALSE(r.b.is_lost(r.device));  // nobody has asked yet
