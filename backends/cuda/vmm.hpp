@@ -97,6 +97,8 @@ public:
             return memory->state();
         }
         std::snprintf(about.name.data(), about.name.size(), "%s", one->name());
+        about.headroom_bytes =
+            std::min(std::max(std::size_t{512} << 20, about.bytes / 50), about.bytes / 8);
         while (about.granule_bytes > about.smallest_frame_bytes &&
                about.granule_bytes > about.bytes / 16) {
             about.granule_bytes /= 2;
