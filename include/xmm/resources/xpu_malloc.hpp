@@ -50,6 +50,7 @@ namespace xmm {
 struct pool_tag {
     std::uint16_t value = 0;  // 0: everything else
     friend constexpr auto operator<=>(pool_tag, pool_tag) = default;
+    friend constexpr bool operator==(pool_tag, pool_tag) = default;
 };
 
 struct malloc_request {
