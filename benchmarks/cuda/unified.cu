@@ -35,6 +35,12 @@ struct bench {
     void bring(xmm::node_id where, char* at, std::size_t bytes) {
         must(space.advise(where, at, bytes, xmm::advice::will_need), "will_need");
     }
+    // Demotes as pressure does: nobody asks for the pages on the host, so the CPU has no mapping of them after.
+    void push_out(char* at, std::size_t bytes) {
+        must(space.set_budget(device, 64_MiB), "set_budget");
+        must(space.set_budget(device, xmm::no_budget), "set_budget");
+        static_cast<void>(at), static_cast<void>(bytes);
+    }
     // Written by the device: so the host has no valid copy.
     void write_on_device(char* at, std::size_t bytes, std::uint64_t seed) {
         must(xmm::launch(line, {xmm::writes(at, bytes)},
@@ -165,7 +171,11 @@ void moves(bench& b, std::size_t bytes) {
          {{"pinned copy", {}, pinned_in},
           {"UVM prefetch", [&] { prefetch(uvm.at, bytes, false, b.stream); },
            [&] { prefetch(uvm.at, bytes, true, b.stream); }},
-          {"xmm, not touched by the CPU since", [&] { b.bring(xmm::any_host, one, bytes); },
+          {"xmm, not touched by the CPU since",
+           [&] {
+               b.bring(b.device, one, bytes);
+               b.push_out(one, bytes);
+           },
            [&] { b.bring(b.device, one, bytes); }},
           {"xmm, written by the CPU",
            [&] {
@@ -177,12 +187,20 @@ void moves(bench& b, std::size_t bytes) {
          {{"pinned copy", {}, pinned_out},
           {"UVM prefetch", [&] { prefetch(uvm.at, bytes, true, b.stream); },
            [&] { prefetch(uvm.at, bytes, false, b.stream); }},
-          {"xmm, dirty",
+          {"xmm, dirty, by a lowered budget",
            [&] {
                b.bring(b.device, one, bytes);
                b.write_on_device(one, bytes, 3);
            },
+           [&] { must(b.space.set_budget(b.device, 2_MiB), "set_budget"); }},
+          {"xmm, dirty, will_need of the host",
+           [&] {
+               must(b.space.set_budget(b.device, xmm::no_budget), "set_budget");
+               b.bring(b.device, one, bytes);
+               b.write_on_device(one, bytes, 3);
+           },
            [&] { b.bring(xmm::any_host, one, bytes); }}});
+    must(b.space.set_budget(b.device, xmm::no_budget), "set_budget");
     b.check(one, bytes, 3);
     must(b.space.unmap(one), "unmap");
 }
