@@ -204,8 +204,12 @@ int main(int argc, char** argv) {
                  write(xa, xb);
              },
              [&] {
-                 must(space.advise(device, xa, a_bytes, xmm::advice::will_need), "will_need");
-                 must(space.advise(device, xb, b_bytes, xmm::advice::will_need), "will_need");
+                 auto a_comes = must(
+                     space.advise_async(device, xa, a_bytes, xmm::advice::will_need), "will_need");
+                 auto b_comes = must(
+                     space.advise_async(device, xb, b_bytes, xmm::advice::will_need), "will_need");
+                 a_comes.wait();
+                 b_comes.wait();
                  must(xmm::launch(
                           line,
                           {xmm::reads(xa, a_bytes), xmm::reads(xb, b_bytes),

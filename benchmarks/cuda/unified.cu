@@ -271,7 +271,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     const bool is_short = chosen.is_short;
-    for (const std::size_t granule : {2_MiB, 32_MiB}) {
+    for (const std::size_t granule : {32_MiB, 2_MiB}) {
         bench b{chosen, granule};
         std::printf("\ngranule %s\n", size_name(granule).c_str());
         report::print_head("");

@@ -93,13 +93,19 @@ public:
     // keep it above.
     bool shrink_to_limit(node& one) noexcept {
         one.pool.trim(0);
-        while (one.book->used() > one.book->limit()) {
-            if (reclaim(one, one.book->used() - one.book->limit()) == 0) {
-                return false;
+        for (;;) {
+            // acquire: pairs with the release in reclaim; read before the ledger is.
+            const std::uint32_t ended = one.reclaims_ended.load(std::memory_order_acquire);
+            const std::size_t used = one.book->used();
+            const std::size_t limit = one.book->limit();
+            if (used <= limit) {
+                return true;
+            }
+            if (reclaim(one, used - limit) == 0 && !await_others(one, ended)) {
+                return one.book->used() <= one.book->limit();
             }
             one.pool.trim(0);
         }
-        return true;
     }
 
     [[nodiscard]] bool can_move_locked(const granule& one) noexcept {
