@@ -97,6 +97,7 @@ public:
             return memory->state();
         }
         std::snprintf(about.name.data(), about.name.size(), "%s", one->name());
+        about.is_lowering_dear = true;  // 37 us against 16 for clearing a mapping
         about.headroom_bytes =
             std::min(std::max(std::size_t{512} << 20, about.bytes / 50), about.bytes / 8);
         while (about.granule_bytes > about.smallest_frame_bytes &&
