@@ -88,12 +88,17 @@ public:
         const device* one = find_device(node);
         if (one == nullptr) {
             std::snprintf(about.name.data(), about.name.size(), "host memory %d", node.value);
+            // Page-locking fresh memory goes at 4.5 GB/s a thread, a twelfth of the link's rate.
+            about.kept_bytes = std::max(about.kept_bytes, about.bytes / 4);
+            about.is_lowering_dear = true;  // mprotect: 0.4 ms for 32 MiB; to unmap them: 0.9 ms
             return about;
         }
         if (!memory->state()) {
             return memory->state();
         }
         std::snprintf(about.name.data(), about.name.size(), "%s", one->name());
+        about.headroom_bytes =
+            std::min(std::max(std::size_t{512} << 20, about.bytes / 50), about.bytes / 8);
         while (about.granule_bytes > about.smallest_frame_bytes &&
                about.granule_bytes > about.bytes / 16) {
             about.granule_bytes /= 2;

@@ -65,7 +65,6 @@ struct va_range {
 struct node_id {
     std::int32_t value = -2;
     friend constexpr auto operator<=>(node_id, node_id) = default;
-    // Implied, but nvcc loses what is implied here and elsewhere.
     friend constexpr bool operator==(node_id, node_id) = default;
 };
 inline constexpr node_id any_host{-1};  // "the host", where no particular host node is meant
