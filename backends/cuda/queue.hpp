@@ -146,10 +146,15 @@ public:
             return device_->calls().call(&driver_api::launch_host_func, stream, &queue::on_turn,
                                          static_cast<void*>(one));
         });
-        if (!point && with(ring_, [&] { return claim_locked(*one); })) {
-            delete one;  // it was never enqueued, or it would have been made
+        if (point) {
+            return point;
         }
-        return point;
+        if (with(ring_, [&] { return claim_locked(*one); })) {
+            delete one;
+            return point.error();
+        }
+        return ticket{id_,
+                      0};  // it was made, or the loss has it made: only the event behind it failed
     }
 
     [[nodiscard]] bool is_submitted(std::uint64_t value) noexcept {
@@ -316,6 +321,8 @@ private:
             return false;
         }
         if (!answer) {
+            // Whatever it is, this device's events tell no more.
+            (void)device_->note({errc::device_lost, answer.driver_code, answer.why});
             lose();
             return true;
         }
