@@ -40,7 +40,7 @@ namespace xmm {
 
 struct device_frames_options {
     // How far above the peak of live bytes frames are created rather than taken; in 1/1024.
-    std::uint32_t slack = 8;
+    std::uint32_t slack = 7;
     // How often a queue is asked again whose port cannot tell how far it is: a millisecond each but for the first
     // 64. A span that is given back takes it to be over then.
     std::uint32_t patience = 4096;
