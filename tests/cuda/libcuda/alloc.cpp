@@ -160,10 +160,11 @@ bool populate(void* at, std::size_t bytes, bool write) {
     if (::madvise(begin, all, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0) {
         return true;
     }
-    if (errno != EINVAL) {
+    // EINVAL means that one may not do it there, or that the kernel, before 5.14, cannot: nothing at all tells them apart.
+    if (::madvise(begin, 0, MADV_POPULATE_READ) == 0) {
         return false;
     }
-    std::vector<unsigned char> resident(all / 4096);  // a kernel before 5.14
+    std::vector<unsigned char> resident(all / 4096);
     return ::mincore(begin, all, resident.data()) == 0;
 }
 
