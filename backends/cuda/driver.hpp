@@ -4,7 +4,7 @@
 // Model    libcuda.so.1 is loaded and started once a process, at the first question, and stays. Each
 //          function is asked for by name and version. Without a library, a device, or a driver that is
 //          new enough, state() says which of them is missing, and nothing may be called.
-// Threads  Any. call() needs the context of a device on the thread: context_scope.
+// Threads  Any. Streams, events and plain memory need the context of their device on the thread: context_scope.
 // Failure  A status with the driver's own code. What a device does not survive is device_lost.
 #pragma once
 
@@ -199,7 +199,8 @@ private:
     const bool is_relaxed_;
 };
 
-// Both: what every call of ours on a device runs in.
+// Both: what every call of ours runs in. Frames, mappings and addresses belong to no context: there it is null,
+// so that no failed one that happens to be the thread's speaks for them.
 struct context_scope {
     context_scope(const driver& on, CUcontext context) noexcept
         : current{on, context}, relaxed{on} {}

@@ -117,6 +117,7 @@ public:
         if (range.begin % alignment != 0) {
             return fail(errc::unsupported, "the range is not aligned as asked");
         }
+        const context_scope nowhere{driver_, nullptr};
         CUdeviceptr got = 0;
         const status reserved = driver_.call(&driver_api::mem_address_reserve, &got, range.bytes,
                                              alignment, CUdeviceptr{range.begin}, 0ull);
@@ -136,6 +137,7 @@ public:
     // Nothing is mapped there any more.
     void va_release(va_range range) noexcept {
         XMM_ASSERT(!mappings_.has_any(range), "released a range that is still mapped");
+        const context_scope nowhere{driver_, nullptr};
         (void)driver_.call(&driver_api::mem_address_free, CUdeviceptr{range.begin}, range.bytes);
     }
 
@@ -222,13 +224,13 @@ public:
         if (one != nullptr && one->is_lost()) {
             return fail(errc::device_lost, "the CUDA device is lost");
         }
-        const context_scope here{driver_, devices_[0]->context()};
+        const context_scope nowhere{driver_, nullptr};
         return memory->create(bytes);
     }
     void frame_drop(frame f) noexcept {
         node_memory* memory = find_memory(f.node);
         XMM_ASSERT(memory != nullptr, "dropped a frame of another driver");
-        const context_scope here{driver_, devices_[0]->context()};
+        const context_scope nowhere{driver_, nullptr};
         memory->drop(f);
     }
     [[nodiscard]] progress pmap_enter(node_id node, std::span<const run> runs) noexcept {
@@ -237,7 +239,7 @@ public:
                            one.va.bytes != 0 && one.va.bytes <= one.backing.bytes,
                        "a run is whole pages, no longer than its frame");
         }
-        const context_scope here{driver_, devices_[0]->context()};
+        const context_scope nowhere{driver_, nullptr};
         return mappings_.enter(accessor_of(node), runs, [&](const frame& backing) {
             return find_device(backing.node) == nullptr;
         });
@@ -248,7 +250,7 @@ public:
             XMM_ASSERT(one.begin % page_bytes == 0 && one.bytes % page_bytes == 0,
                        "a range is whole pages");
         }
-        const context_scope here{driver_, devices_[0]->context()};
+        const context_scope nowhere{driver_, nullptr};
         return mappings_.clear(accessor_of(node), ranges);
     }
 
@@ -271,6 +273,7 @@ public:
         if (reinterpret_cast<std::uintptr_t>(stream) == stream_per_thread) {
             return fail(errc::unsupported, "the per-thread stream is another one on each thread");
         }
+        const relaxed_capture quiet{driver_};
         CUcontext context = nullptr;
         if (const status asked = driver_.call(&driver_api::stream_get_ctx, stream, &context);
             !asked) {
@@ -309,6 +312,7 @@ public:
         if (memory == nullptr || !memory->is_exportable()) {
             return fail(errc::unsupported, "frames of this node cannot be exported");
         }
+        const context_scope nowhere{driver_, nullptr};
         int file = -1;
         const status outcome = driver_.call(
             &driver_api::mem_export_to_shareable_handle, static_cast<void*>(&file),
@@ -359,7 +363,7 @@ private:
             }
             locations.push_back(devices_[i]->location());
         }
-        const context_scope here{driver_, devices_[0]->context()};
+        const context_scope nowhere{driver_, nullptr};
         build_hosts(host_ids, locations, options);
         build_devices(locations);
         return {};

@@ -38,16 +38,48 @@ namespace xmm::test {
     return cuda::vmm::open({found->data(), count}, {ids.data(), count}, host, options);
 }
 
+// What the software driver of the tests does on request; all null on a real one.
+struct soft_cuda_controls {
+    cuda::CUresult (*fail)(const char* name, unsigned skip, unsigned times,
+                           cuda::CUresult code) = nullptr;
+    unsigned long long (*calls)(const char* name) = nullptr;
+    void (*reset)() = nullptr;
+    std::size_t (*held)(int device) = nullptr;
+    cuda::CUresult (*break_device)(int device, cuda::CUresult code) = nullptr;
+    cuda::CUresult (*attribute)(int device, unsigned attribute, int value) = nullptr;
+
+    [[nodiscard]] explicit operator bool() const noexcept { return break_device != nullptr; }
+};
+
+// A function that libcuda exports under that very name; null if there is none.
+template <class Fn>
+[[nodiscard]] Fn* find_in_libcuda(const char* name) noexcept {
+    void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (library == nullptr) {
+        return nullptr;
+    }
+    void* found = ::dlsym(library, name);
+    ::dlclose(library);  // the driver keeps it
+    return reinterpret_cast<Fn*>(found);
+}
+[[nodiscard]] inline soft_cuda_controls find_soft_cuda() noexcept {
+    soft_cuda_controls all;
+    const auto find = [](auto& where, const char* name) {
+        using function = std::remove_pointer_t<std::remove_reference_t<decltype(where)>>;
+        where = find_in_libcuda<function>(name);
+    };
+    find(all.fail, "xmmSoftCudaFail");
+    find(all.calls, "xmmSoftCudaCalls");
+    find(all.reset, "xmmSoftCudaReset");
+    find(all.held, "xmmSoftCudaHeld");
+    find(all.attribute, "xmmSoftCudaAttribute");
+    find(all.break_device, "xmmSoftCudaBreak");
+    return all;
+}
+
 // Copies one 64-bit word in a stream's order, through the device's own view of memory.
 class cuda_word_mover {
 public:
-    cuda_word_mover() noexcept {
-        if (void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD); library != nullptr) {
-            soft_launch_ = reinterpret_cast<soft_launch*>(::dlsym(library, "xmmSoftCudaLaunch"));
-            ::dlclose(library);  // the driver keeps it
-        }
-    }
-
     // Page-locked words that every device reaches at their own address.
     [[nodiscard]] static std::uint64_t* make_word(const cuda::device& on) noexcept {
         const cuda::current_context here{on.calls(), on.context()};
@@ -128,7 +160,7 @@ private:
         return outcome;
     }
 
-    soft_launch* soft_launch_ = nullptr;
+    soft_launch* const soft_launch_ = find_in_libcuda<soft_launch>("xmmSoftCudaLaunch");
 };
 
 }  // namespace xmm::test

@@ -1,22 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
 // default_devices.hpp - the devices that a space gets when none are named.
 //
-// Model    The best vendor's; without one, software XPUs as XMM_CONF describes them: soft_devices (1),
-//          soft_bytes (a quarter of the host's memory, at most 1 GiB), soft_link (bytes a second, 0 =
-//          unlimited). One driver a process, shared by all spaces and shared objects.
+// Model    All CUDA devices of the process, unless XMM_CONF says cuda:off; without one, software XPUs as XMM_CONF
+//          describes them: soft_devices (1), soft_bytes (a quarter of the host's memory, at most 1 GiB),
+//          soft_link (bytes a second, 0 = unlimited). One driver a process, shared by all spaces and shared
+//          objects.
 // Threads  Any; made once.
+// Failure  A CUDA driver that is there but cannot be used costs one line on stderr, then it is as if it were not.
 #pragma once
 
 #include <algorithm>
 #include <memory>
 #include <vector>
 
+#include <xmm/concepts/backend_table.hpp>
+#include <xmm/cuda.hpp>
 #include <xmm/os/conf.hpp>
 #include <xmm/os/fault_trap.hpp>
 #include <xmm/os/topology.hpp>
 #include <xmm/soft.hpp>
 
+namespace xmm {
+
+// Whose devices a space gets when it names no driver.
+enum class device_kind : std::uint8_t {
+    best,  // CUDA's where there are any, else software ones
+    soft,
+    cuda,  // or a failure that says why not
+};
+
+}  // namespace xmm
+
 namespace xmm::detail {
+
+// The numbers of a process's devices to be: not those of hosts, of another machine's description either.
+// Throws std::bad_alloc; fewer than asked for when the numbers are used up.
+inline std::vector<node_id> register_devices(std::size_t count, const char* name,
+                                             const topology& machine) {
+    std::vector<node_id> ids;
+    while (ids.size() < count) {
+        const node_id given = register_device_node(name);
+        if (given == no_node) {
+            break;
+        }
+        if (!machine.is_host(given)) {
+            ids.push_back(given);
+        }
+    }
+    return ids;
+}
+inline status no_numbers() noexcept {
+    return fail(errc::no_memory, "this process has no numbers left for devices");
+}
+
+// The hosts of a machine as backends take them; a cgroup may grant less memory than the machine has.
+struct host_lists {
+    std::vector<node_id> ids;
+    std::vector<int> numa;
+    std::vector<std::size_t> bytes;
+
+    explicit host_lists(const topology& machine, bool must_bind) {
+        for (const host_node& host : machine.hosts()) {
+            ids.push_back(host.id);
+            numa.push_back(host.can_bind || !must_bind ? static_cast<int>(host.os_index) : -1);
+            bytes.push_back(align_down(host.bytes, page_bytes));
+        }
+    }
+};
 
 // Holes that work for system calls as well, where the kernel grants userfaultfd.
 inline status make_trapped_hole(void*, va_range range) noexcept {
@@ -27,32 +77,17 @@ inline status make_trapped_hole(void*, va_range range) noexcept {
 inline result<std::unique_ptr<soft::driver>> make_soft_driver(
     const std::vector<soft::device_options>& devices, const topology& machine) noexcept {
     try {
-        std::vector<node_id> device_ids;
-        for (std::size_t i = 0; i < devices.size(); ++i) {
-            // The hosts of a machine other than this process's may be more: their numbers are passed over.
-            node_id given = register_device_node("soft device");
-            while (given != no_node && machine.is_host(given)) {
-                given = register_device_node("soft device");
-            }
-            if (given == no_node) {
-                return fail(errc::no_memory, "this process has no numbers left for devices");
-            }
-            device_ids.push_back(given);
+        const auto device_ids = register_devices(devices.size(), "soft device", machine);
+        if (device_ids.size() != devices.size()) {
+            return no_numbers();
         }
-        std::vector<node_id> host_ids;
-        std::vector<int> host_numa;
-        std::vector<std::size_t> host_bytes;  // a cgroup may grant less than the machine has
-        for (const host_node& host : machine.hosts()) {
-            host_ids.push_back(host.id);
-            host_numa.push_back(host.can_bind ? static_cast<int>(host.os_index) : -1);
-            host_bytes.push_back(align_down(host.bytes, page_bytes));
-        }
+        const host_lists hosts{machine, true};
         soft::driver_options options;
-        options.host_numa = host_numa;
-        options.host_bytes = host_bytes;
+        options.host_numa = hosts.numa;
+        options.host_bytes = hosts.bytes;
         options.make_hole = &make_trapped_hole;
         options.queue_salt = registry::next_number(number_kind::backend);
-        return std::make_unique<soft::driver>(devices, device_ids, host_ids, options);
+        return std::make_unique<soft::driver>(devices, device_ids, hosts.ids, options);
     } catch (const std::bad_alloc&) {
         return fail(errc::no_memory, "the host has no memory for a driver");
     }
@@ -92,5 +127,95 @@ private:
 
     result<std::unique_ptr<soft::driver>> driver_;
 };
+
+#if XMM_HAS_CUDA
+
+// A driver for all CUDA devices over this machine's hosts.
+inline result<std::unique_ptr<cuda::vmm>> make_cuda_driver(const topology& machine) noexcept {
+    try {
+        auto found = cuda::find_devices();
+        if (!found) {
+            return found.error();
+        }
+        const auto device_ids = register_devices(found->size(), "CUDA device", machine);
+        if (device_ids.size() != found->size()) {
+            return no_numbers();
+        }
+        const host_lists hosts{machine, false};
+        cuda::vmm_options options;
+        options.host_numa = hosts.numa;
+        options.host_bytes = hosts.bytes;
+        options.queue_salt = registry::next_number(number_kind::backend);
+        return cuda::vmm::open(*found, device_ids, hosts.ids, options);
+    } catch (const std::bad_alloc&) {
+        return fail(errc::no_memory, "the host has no memory for a driver");
+    }
+}
+
+class default_cuda_devices {
+public:
+    static constexpr const char* registry_key = "default_cuda_devices/1";
+
+    default_cuda_devices() noexcept : driver_{make()} {
+        constexpr int no_device = cuda::CUDA_ERROR_NO_DEVICE;
+        const status why = driver_.error();
+        if (!driver_ && why.driver_code != 0 && why.driver_code != no_device) {
+            std::fprintf(stderr, "xmm: CUDA is not used: %s (%d)\n", why.why, why.driver_code);
+        }
+    }
+    [[nodiscard]] result<cuda::vmm*> driver() noexcept {
+        return driver_ ? result<cuda::vmm*>{driver_->get()} : result<cuda::vmm*>{driver_.error()};
+    }
+
+private:
+    static result<std::unique_ptr<cuda::vmm>> make() noexcept {
+        const std::string_view mode = conf::of_process().text("cuda", "vmm");
+        if (mode == "off") {
+            return fail(errc::unsupported, "CUDA is switched off by XMM_CONF");
+        }
+        if (mode != "vmm") {
+            std::fprintf(stderr, "xmm: XMM_CONF: cuda:%.*s: expected off or vmm; vmm is taken\n",
+                         static_cast<int>(mode.size()), mode.data());
+        }
+        auto made = make_cuda_driver(machine_topology());
+        // A unified pointer needs pages that the CPU and the devices can both reach.
+        if (made) {
+            auto about = (*made)->describe((*made)->nodes()[0]);
+            if (!about) {
+                return about.error();
+            }
+            if (!about->able.has(ability::host_frames)) {
+                return fail(errc::unsupported, "the CUDA driver makes no host memory here",
+                            cuda::CUDA_ERROR_NOT_SUPPORTED);
+            }
+        }
+        return made;
+    }
+
+    result<std::unique_ptr<cuda::vmm>> driver_;
+};
+
+#endif
+
+// The driver, kept by the process, of a space that names none.
+inline result<backend_ref> default_driver(device_kind wanted) noexcept {
+#if XMM_HAS_CUDA
+    if (wanted != device_kind::soft) {
+        result<cuda::vmm*> found = registry::object<default_cuda_devices>().driver();
+        if (found) {
+            return backend_ref{**found};
+        }
+        if (wanted == device_kind::cuda) {
+            return found.error();
+        }
+    }
+#else
+    if (wanted == device_kind::cuda) {
+        return fail(errc::unsupported, "xmm was installed without its CUDA backend");
+    }
+#endif
+    result<soft::driver*> found = registry::object<default_soft_devices>().driver();
+    return found ? result<backend_ref>{backend_ref{**found}} : result<backend_ref>{found.error()};
+}
 
 }  // namespace xmm::detail

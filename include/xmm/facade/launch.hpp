@@ -5,8 +5,8 @@
 //          the queue's device, and remembers the ranges until the work is done. On devices that fault, a
 //          range is a hint for placement; on others every page of every range is mapped before fn runs
 //          and stays until the work is done, so a kernel must touch nothing else.
-//          fn takes soft::stream& (software devices). A launch may be a set of overloads, of which the
-//          queue's device takes the one for it.
+//          fn takes cuda_stream& (CUDA devices) or soft::stream& (software devices). A launch may be a set of
+//          overloads, of which the queue's device takes the one for it; each names the type that it takes.
 // Threads  Any. On devices without faults, launches of one space are prepared one after another.
 // Failure  Nothing was enqueued and the ranges are as before, unless fn itself failed or threw: what it had
 //          enqueued by then goes on, and its ranges count as used until it is done.
@@ -60,6 +60,16 @@ template <detail::stretch R>
 
 namespace detail {
 
+// Where a launcher has a device that must be the thread's own while fn runs.
+template <class Launcher>
+auto current_for(const Launcher& one) noexcept {
+    if constexpr (requires { one.make_current(); }) {
+        return one.make_current();
+    } else {
+        return 0;
+    }
+}
+
 // Calls fn with a launcher of that kind, if fn takes one and the queue's device has one.
 template <class Launcher, class Fn>
 bool try_launcher(queue& line, Fn& fn, status& outcome) {
@@ -70,6 +80,7 @@ bool try_launcher(queue& line, Fn& fn, status& outcome) {
             return false;
         }
         Launcher one{*static_cast<driver_type*>(driver), line.id()};
+        [[maybe_unused]] const auto scope = current_for(one);
         using answer = std::invoke_result_t<Fn&, Launcher&>;
         if constexpr (std::is_void_v<answer>) {
             fn(one);
@@ -136,7 +147,11 @@ template <class... Launchers, class Fn>
     }
     status called;
     try {
+#if XMM_HAS_CUDA
+        called = detail::call_launcher<Launchers..., cuda::stream, soft::stream>(line, fn);
+#else
         called = detail::call_launcher<Launchers..., soft::stream>(line, fn);
+#endif
     } catch (...) {
         marks.hand_over(line.record());
         throw;

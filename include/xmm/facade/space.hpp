@@ -28,19 +28,17 @@
 namespace xmm {
 
 struct space_options {
-    const char* policy = "first_touch";  // or "mapped"
-    const topology* machine = nullptr;   // whose hosts to attach; null: this machine's
+    const char* policy = "first_touch";       // or "mapped"
+    const topology* machine = nullptr;        // whose hosts to attach; null: this machine's
+    device_kind devices = device_kind::best;  // for create(): whose devices
 };
 
 class space {
 public:
-    // This machine's hosts and the best vendor's devices.
+    // This machine's hosts, and the devices of the kind that the options name: of the best by default.
     [[nodiscard]] static result<space> create(space_options options = {}) noexcept {
-        result<soft::driver*> driver = registry::object<detail::default_soft_devices>().driver();
-        if (!driver) {
-            return driver.error();
-        }
-        return create_on(**driver, options);
+        result<backend_ref> driver = detail::default_driver(options.devices);
+        return driver ? create_from(*driver, options, nullptr) : result<space>{driver.error()};
     }
 
     // The hosts, and software devices of this space's own.
@@ -243,6 +241,32 @@ public:
         }
         return queue{*state_, state_->core.uses(), (*found)->driver, (*found)->id, *made};
     }
+
+#if XMM_HAS_CUDA
+    // A CUDA stream of the user's (a cudaStream_t, 0 for the legacy one) as a queue of its device: launches go into
+    // that very stream. The stream outlives the queue; the queue's destructor waits for what was launched.
+    // unsupported: not a stream of the primary context of one of this space's devices.
+    [[nodiscard]] result<queue> adopt_stream(void* native) noexcept {
+        if (status alive = state_->check_alive(); !alive) {
+            return alive;
+        }
+        status last = fail(errc::unsupported, "this space has no CUDA device");
+        for (unsigned slot = state_->core.host_count(); slot < state_->core.node_count(); ++slot) {
+            xmm::node& at = state_->core.at_slot(slot);
+            auto* driver = static_cast<cuda::vmm*>(at.driver.native(cuda::vmm::native_kind));
+            if (driver == nullptr) {
+                continue;
+            }
+            result<queue_id> made = driver->adopt(static_cast<cuda::CUstream>(native));
+            if (made) {
+                return queue{*state_, state_->core.uses(), at.driver,
+                             driver->device_of(*made)->node(), *made};
+            }
+            last = made.error();
+        }
+        return last;
+    }
+#endif
 
     // ---- policy, and a look inside
 

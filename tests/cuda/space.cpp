@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// Spaces on CUDA devices, by whatever driver is found: the floors above on this backend, launches, users' streams.
+#include <xmm/xmm.hpp>
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../support/cuda_device.hpp"
+
+namespace {
+
+using namespace xmm;
+using namespace xmm::literals;
+
+bool is_skipped() {
+    const status state = test::cuda_state();
+    if (!state) {
+        MESSAGE("skipped, no CUDA: ", std::string{state.why}, " (", state.driver_code, ")");
+    }
+    return !state;
+}
+
+// A space of its own over one device, so that budgets and counts are the test's.
+struct rig {
+    std::unique_ptr<cuda::vmm> driver = std::move(test::open_cuda(1, 77).value());
+    space of;
+    node_id device = of.devices()[0];
+    node_id host = of.hosts()[0];
+    test::cuda_word_mover mover;
+    std::uint64_t* word;
+
+    explicit rig(std::size_t budget = 32_MiB, const char* policy = "first_touch")
+        : of{space::create_on(*driver, {.policy = policy}).value()} {
+        CHECK(of.set_budget(device, budget));
+        queue line = make_queue();
+        word = test::cuda_word_mover::make_word(*driver->device_of(line.id()));
+    }
+    ~rig() {
+        queue line = make_queue();
+        test::cuda_word_mover::drop_word(*driver->device_of(line.id()), word);
+        CHECK(of.set_budget(device, no_budget));
+    }
+    queue make_queue() { return std::move(of.make_queue(device).value()); }
+    std::uint64_t* map(std::size_t bytes, const map_options& wanted = {}) {
+        return static_cast<std::uint64_t*>(of.map(bytes, wanted).value());
+    }
+    node_id home(const void* at) { return of.residency_of(at).value(); }
+    status load(queue& line, const std::uint64_t* at, std::uint64_t& value) {
+        auto point = launch(line, {reads(at, 8)}, [&](cuda_stream& s) {
+            return mover.move(s, to_address(word), to_address(at));
+        });
+        const status done = point ? line.wait(*point) : point.error();
+        value = *word;
+        return done;
+    }
+    status store(queue& line, std::uint64_t* at, std::uint64_t value) {
+        *word = value;
+        auto point = launch(line, {writes(at, 8)}, [&](cuda_stream& s) {
+            return mover.move(s, to_address(at), to_address(word));
+        });
+        return point ? line.wait(*point) : point.error();
+    }
+};
+
+}  // namespace
+
+TEST_CASE("a space on CUDA devices, or the reason why there is none") {
+    auto made = space::create({.devices = device_kind::cuda});
+    if (!made) {
+        CHECK(made.code() == errc::unsupported);
+        CHECK(std::string{made.error().why} != "");
+        auto other = space::create();  // the best there is: software devices
+        CHECK(other);
+        CHECK(other->devices().size() == 1);
+        return;
+    }
+    CHECK_FALSE(made->devices().empty());
+    for (const node_id one : made->devices()) {
+        MESSAGE(std::string{made->describe(one)->name.data()});
+    }
+    auto soft = space::create({.devices = device_kind::soft});
+    REQUIRE(soft);
+    CHECK(soft->devices()[0] != made->devices()[0]);
+}
+
+TEST_CASE("one pointer: the CPU writes, a kernel reads and writes, the CPU reads") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r;
+    queue line = r.make_queue();
+    std::uint64_t* data = r.map(8_MiB);
+    for (std::size_t i = 0; i < 8_MiB / 8; ++i) {
+        data[i] = i;
+    }
+    CHECK(r.home(data) == r.host);
+    std::uint64_t seen = 0;
+    REQUIRE(r.load(line, data + 12345, seen));
+    CHECK(seen == 12345);
+    REQUIRE(r.store(line, data + 77, 1000));
+    REQUIRE(r.store(line, data + 8_MiB / 8 - 1, 2000));
+    CHECK(data[77] == 1000);
+    CHECK(data[8_MiB / 8 - 1] == 2000);
+    CHECK(data[78] == 78);
+    CHECK(r.of.is_valid());
+    REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE("a function that takes no CUDA stream is refused; overloads take the right one") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r;
+    queue line = r.make_queue();
+    CHECK(launch(line, {}, [](soft::stream&) {}).code() == errc::unsupported);
+    bool was_cuda = false;
+    CHECK(launch(line, {},
+                 overloads{[&](soft::stream&) { was_cuda = false; },
+                           [&](cuda_stream& s) {
+                               was_cuda = true;
+                               CHECK(s.native() != nullptr);
+                               CHECK(s.ordinal() >= 0);
+                               cuda::CUdevice current = -1;  // the runtime would find it
+                               CHECK(cuda::driver::instance().call(
+                                   &cuda::driver_api::ctx_get_device, &current));
+                               CHECK(current == s.ordinal());
+                           }}));
+    CHECK(was_cuda);
+}
+
+TEST_CASE("hints: to the device and back, by a pair of copies, contents kept") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r;
+    std::uint64_t* data = r.map(16_MiB);
+    std::iota(data, data + 16_MiB / 8, std::uint64_t{3});
+    CHECK(r.of.advise(r.device, data, 16_MiB, advice::will_need));
+    CHECK(r.home(data) == r.device);
+    CHECK(r.home(data + 16_MiB / 8 - 1) == r.device);
+    CHECK(r.of.make_resident(data, 16_MiB, r.host));
+    CHECK(r.home(data) == r.host);
+    std::uint64_t wrong = 0;
+    for (std::size_t i = 0; i < 16_MiB / 8; ++i) {
+        wrong += data[i] != i + 3 ? 1 : 0;
+    }
+    CHECK(wrong == 0);
+    CHECK(r.of.make_resident(data, 16_MiB, r.device));
+    CHECK(data[5] == 8);  // a CPU touch brings it back
+    CHECK(r.home(data) == r.host);
+    {
+        CHECK(r.of.make_resident(data, 16_MiB, r.device));
+        auto held = r.of.access_on_host(data, 16_MiB);
+        REQUIRE(held);
+        CHECK(data[16_MiB / 8 - 1] == 16_MiB / 8 + 2);
+    }
+    REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE("three times the budget: every word is right, the device never holds more") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r{32_MiB};
+    queue line = r.make_queue();
+    constexpr std::size_t bytes = 96_MiB;
+    constexpr std::size_t stride = page_bytes / 8;
+    std::uint64_t* data = r.map(bytes, {.granule_bytes = 2_MiB});
+    std::uint64_t wrong = 0;
+    for (std::uint64_t round = 0; round < 2; ++round) {
+        for (std::size_t at = 0; at < bytes / 8; at += stride) {
+            REQUIRE(r.store(line, data + at + round, at + round));
+            CHECK(r.of.usage(r.device)->used <= 32_MiB);
+        }
+    }
+    for (std::size_t at = 0; at < bytes / 8; at += stride) {
+        std::uint64_t seen = 0;
+        REQUIRE(r.load(line, data + at + 1, seen));
+        wrong += seen != at + 1 ? 1 : 0;
+        wrong += data[at] != at ? 1 : 0;
+    }
+    CHECK(wrong == 0);
+    CHECK(r.of.is_valid());
+    REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE("the policy `mapped`: a kernel works on host pages where they are, beside the CPU") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r{32_MiB, "mapped"};
+    queue line = r.make_queue();
+    std::uint64_t* data = r.map(4_MiB);
+    data[0] = 1;
+    for (std::uint64_t i = 1; i < 20; ++i) {
+        REQUIRE(r.store(line, data + i, i));
+        CHECK(r.home(data) == r.host);
+        CHECK(data[i] == i);
+        data[i + 100] = i;
+        std::uint64_t seen = 0;
+        REQUIRE(r.load(line, data + i + 100, seen));
+        CHECK(seen == i);
+    }
+    REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE("gmemcpy between unified pointers, plain memory, and in a queue's order") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r;
+    queue line = r.make_queue();
+    std::vector<std::uint64_t> plain(4_MiB / 8);
+    std::iota(plain.begin(), plain.end(), std::uint64_t{9});
+    std::uint64_t* a = r.map(4_MiB);
+    std::uint64_t* b = r.map(4_MiB);
+    REQUIRE(r.of.make_resident(a, 4_MiB, r.device));
+    REQUIRE(r.of.copy(a, plain.data(), 4_MiB));
+    REQUIRE(r.of.copy(b + 1, a, 4_MiB - 8));
+    CHECK(b[1] == 9);
+    CHECK(b[4_MiB / 8 - 1] == 4_MiB / 8 + 7);
+    auto point = r.of.copy(line, plain.data() + 3, b + 5, 800);
+    REQUIRE(point);
+    CHECK(line.wait(*point));
+    CHECK(plain[3] == 13);
+    CHECK(r.of.copy_failures() == 0);
+    REQUIRE(r.of.unmap(a));
+    REQUIRE(r.of.unmap(b));
+}
+
+TEST_CASE("a user's stream as a queue of the space") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r;
+    queue own = r.make_queue();
+    const cuda::device& on = *r.driver->device_of(own.id());
+    const cuda::current_context here{on.calls(), on.context()};
+    cuda::CUstream users = nullptr;
+    REQUIRE(on.calls().call(&cuda::driver_api::stream_create_with_priority, &users, 1u, 0));
+    std::uint64_t* data = r.map(2_MiB);
+    data[3] = 33;
+    {
+        auto line = r.of.adopt_stream(users);
+        REQUIRE(line);
+        CHECK(line->node() == r.device);
+        std::uint64_t seen = 0;
+        REQUIRE(r.load(*line, data + 3, seen));
+        CHECK(seen == 33);
+        REQUIRE(r.store(*line, data + 4, 44));
+        REQUIRE(
+            launch(*line, {reads(data, 8)}, [&](cuda_stream& s) { CHECK(s.native() == users); }));
+    }
+    CHECK(on.calls().call(&cuda::driver_api::stream_synchronize, users));
+    CHECK(on.calls().call(&cuda::driver_api::stream_destroy, users));
+    CHECK(data[4] == 44);
+    REQUIRE(r.of.unmap(data));
+    auto software = space::create_soft({{.bytes = 64_MiB}});
+    REQUIRE(software);
+    CHECK(software->adopt_stream(nullptr).code() == errc::unsupported);
+}
+
+TEST_CASE("CPU threads and launches on the same pages at once") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r;
+    constexpr std::size_t pages = 8;
+    constexpr std::size_t stride = page_bytes / 8;
+    std::uint64_t* data = r.map(pages * page_bytes, {.granule_bytes = 2_MiB});
+    std::atomic<int> failures{0};
+    std::atomic<bool> is_over{false};
+    std::thread cpu{[&] {  // words of its own
+        for (std::uint64_t i = 0; !is_over; ++i) {
+            std::uint64_t* mine = data + i % pages * stride + 1000;
+            *mine += 1;
+            std::this_thread::yield();
+        }
+    }};
+    {
+        queue line = r.make_queue();
+        for (std::uint64_t i = 0; i < 60; ++i) {
+            std::uint64_t* at = data + i % pages * stride + i;
+            failures += r.store(line, at, i) ? 0 : 1;
+            std::uint64_t seen = 0;
+            failures += r.load(line, at, seen) && seen == i ? 0 : 1;
+        }
+    }
+    is_over = true;
+    cpu.join();
+    CHECK(failures == 0);
+    CHECK(r.of.is_valid());
+    REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE("device-only memory: the heap of a device gives blocks that kernels reach") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r{64_MiB};
+    auto heap = r.of.heap(r.device);
+    REQUIRE(heap);
+    queue line = r.make_queue();
+    std::vector<void*> blocks;
+    for (std::size_t bytes : {1000ul, 70'000ul, 3'000'000ul, 9'000'000ul}) {
+        auto block = (*heap)->allocate({.bytes = bytes, .queue = line.id()});
+        REQUIRE(block);
+        blocks.push_back(*block);
+    }
+    for (void* one : blocks) {
+        *r.word = to_address(one);
+        CHECK(launch(line, {}, [&](cuda_stream& s) {
+            return r.mover.move(s, to_address(one), to_address(r.word));
+        }));
+        CHECK(line.synchronize());
+    }
+    for (void* one : blocks) {
+        CHECK(launch(line, {}, [&](cuda_stream& s) {
+            return r.mover.move(s, to_address(r.word), to_address(one));
+        }));
+        CHECK(line.synchronize());
+        CHECK(*r.word == to_address(one));
+    }
+    for (void* one : blocks) {
+        CHECK((*heap)->deallocate(one, line.id()));
+    }
+}
