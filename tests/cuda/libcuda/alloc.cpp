@@ -101,29 +101,24 @@ CUresult attribute(void* data, CUpointer_attribute which, CUdeviceptr at, const 
             return answer(by_handle ? CUcontext{} : reinterpret_cast<CUcontext>(found->owner));
         case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
             return answer(on_device || found->kind == kind::managed ? type_device : type_host);
-        case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-            return answer(at);
+        case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return answer(at);
         case CU_POINTER_ATTRIBUTE_HOST_POINTER: {
             const bool reachable = !on_device && (!by_handle || found->cpu_access != 0);
             return reachable ? answer(at) : CUDA_ERROR_INVALID_VALUE;
         }
-        case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-            return answer(found->kind == kind::managed ? 1u : 0u);
+        case CU_POINTER_ATTRIBUTE_IS_MANAGED: return answer(found->kind == kind::managed ? 1u : 0u);
         case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: {
             const int of_owner = found->owner != nullptr ? found->owner->device : 0;
             return answer(on_device ? found->what->of->ordinal : by_handle ? -1 : of_owner);
         }
         case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
             return answer(found->kind == kind::plain ? 1u : 0u);
-        case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-            return answer(found->at);
-        case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-            return answer(found->bytes);
-        case CU_POINTER_ATTRIBUTE_MAPPED:
-            return answer(1u);
+        case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return answer(found->at);
+        case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return answer(found->bytes);
+        case CU_POINTER_ATTRIBUTE_MAPPED: return answer(1u);
         case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-            return answer(by_handle ? static_cast<unsigned>(found->what->made_as.requestedHandleTypes)
-                                    : 0u);
+            return answer(
+                by_handle ? static_cast<unsigned>(found->what->made_as.requestedHandleTypes) : 0u);
         case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
             return answer(by_handle ? unsigned{found->what->made_as.allocFlags.gpuDirectRDMACapable}
                                     : unsigned{found->kind == kind::plain});
@@ -142,10 +137,8 @@ std::size_t bytes_of(CUpointer_attribute which) {
         case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
         case CU_POINTER_ATTRIBUTE_HOST_POINTER:
         case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-            return 8;
-        default:
-            return 4;
+        case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return 8;
+        default: return 4;
     }
 }
 
@@ -263,8 +256,8 @@ SOFT_CUDA_EXPORT CUresult cuMemFreeAsync(CUdeviceptr at, CUstream in) {
         {
             const std::scoped_lock hold{memory_lock};
             const auto found = table().mappings.find(at);
-            if (found == table().mappings.end() ||
-                found->second.kind != kind::stream_ordered || found->second.is_freed) {
+            if (found == table().mappings.end() || found->second.kind != kind::stream_ordered ||
+                found->second.is_freed) {
                 return CUDA_ERROR_INVALID_VALUE;
             }
             found->second.is_freed = true;
@@ -315,8 +308,8 @@ SOFT_CUDA_EXPORT CUresult cuMemHostAlloc(void** at, std::size_t bytes, unsigned 
             return CUDA_ERROR_INVALID_VALUE;
         }
         const std::size_t rounded = round_up(bytes, 4096);
-        void* const place = ::mmap(nullptr, rounded, PROT_READ | PROT_WRITE,
-                                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void* const place =
+            ::mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (place == MAP_FAILED) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -325,7 +318,8 @@ SOFT_CUDA_EXPORT CUresult cuMemHostAlloc(void** at, std::size_t bytes, unsigned 
         what->bytes = rounded;
         what->window = static_cast<std::byte*>(place);
         const std::scoped_lock hold{memory_lock};
-        table().add(reinterpret_cast<CUdeviceptr>(place), bytes, kind::page_locked, std::move(what))
+        table()
+            .add(reinterpret_cast<CUdeviceptr>(place), bytes, kind::page_locked, std::move(what))
             .flags = flags;
         the_driver().counted.frames.fetch_add(1, std::memory_order_relaxed);
         *at = place;

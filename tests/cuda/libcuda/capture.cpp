@@ -175,7 +175,7 @@ SOFT_CUDA_EXPORT CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureSt
                 }
             }
         }
-        *status = of->captured_by == nullptr      ? CU_STREAM_CAPTURE_STATUS_NONE
+        *status = of->captured_by == nullptr    ? CU_STREAM_CAPTURE_STATUS_NONE
                   : of->captured_by->is_invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                                 : CU_STREAM_CAPTURE_STATUS_ACTIVE;
         return CUDA_SUCCESS;

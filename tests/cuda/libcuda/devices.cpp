@@ -237,8 +237,7 @@ SOFT_CUDA_EXPORT CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice one) 
     });
 }
 
-SOFT_CUDA_EXPORT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which,
-                                               CUdevice one) {
+SOFT_CUDA_EXPORT CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice one) {
     return enter(attribute_point, anywhere, [&] {
         if (value == nullptr || which == 0) {
             return CUDA_ERROR_INVALID_VALUE;
@@ -277,10 +276,11 @@ SOFT_CUDA_EXPORT CUresult cuDeviceGetPCIBusId(char* text, int room, CUdevice one
         if (of == nullptr) {
             return CUDA_ERROR_INVALID_DEVICE;
         }
-        std::snprintf(text, static_cast<std::size_t>(room), "%04X:%02X:%02X.0",
-                      static_cast<unsigned>(of->attribute(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)) & 0xFFFF,
-                      static_cast<unsigned>(of->attribute(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)) & 0xFF,
-                      static_cast<unsigned>(of->attribute(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)) & 0xFF);
+        std::snprintf(
+            text, static_cast<std::size_t>(room), "%04X:%02X:%02X.0",
+            static_cast<unsigned>(of->attribute(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)) & 0xFFFF,
+            static_cast<unsigned>(of->attribute(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)) & 0xFF,
+            static_cast<unsigned>(of->attribute(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)) & 0xFF);
         return CUDA_SUCCESS;
     });
 }
@@ -490,7 +490,8 @@ SOFT_CUDA_EXPORT CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest)
 
 // There is no code that this device could run: xmmSoftCudaLaunch takes functions.
 SOFT_CUDA_EXPORT CUresult cuModuleLoadData(void**, const void*) {
-    return enter(module_load_point, a_context | no_capture, [] { return CUDA_ERROR_NOT_SUPPORTED; });
+    return enter(module_load_point, a_context | no_capture,
+                 [] { return CUDA_ERROR_NOT_SUPPORTED; });
 }
 SOFT_CUDA_EXPORT CUresult cuModuleUnload(void*) {
     return enter(module_unload_point, a_context, [] { return CUDA_ERROR_INVALID_HANDLE; });

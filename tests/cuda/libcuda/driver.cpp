@@ -29,17 +29,10 @@ std::uint64_t number_in(const char* variable, std::uint64_t otherwise) {
     char* end = nullptr;
     double value = std::strtod(text, &end);
     switch (*end) {
-        case 'K':
-            value *= 1024;
-            break;
-        case 'M':
-            value *= 1024 * 1024;
-            break;
-        case 'G':
-            value *= 1024 * 1024 * 1024;
-            break;
-        case '\0':
-            break;
+        case 'K': value *= 1024; break;
+        case 'M': value *= 1024 * 1024; break;
+        case 'G': value *= 1024 * 1024 * 1024; break;
+        case '\0': break;
         default:
             std::fprintf(stderr, "software CUDA: %s=%s is not a number\n", variable, text);
             return otherwise;
@@ -353,10 +346,10 @@ SOFT_CUDA_EXPORT unsigned long long xmmSoftCudaCalls(const char* name) {
 SOFT_CUDA_EXPORT void xmmSoftCudaReset() {
     auto& counted = the_driver().counted;
     soft_cuda::entry_point::reset_all();
-    for (auto* figure : {&counted.to_device, &counted.to_host, &counted.between, &counted.faults,
-                         &counted.evictions, &counted.remote, &counted.prefetched,
-                         &counted.duplicated, &counted.discarded, &counted.refused,
-                         &counted.invalidated}) {
+    for (auto* figure :
+         {&counted.to_device, &counted.to_host, &counted.between, &counted.faults,
+          &counted.evictions, &counted.remote, &counted.prefetched, &counted.duplicated,
+          &counted.discarded, &counted.refused, &counted.invalidated}) {
         figure->store(0, std::memory_order_relaxed);  // frames stay: they are a stock, not a count
     }
 }

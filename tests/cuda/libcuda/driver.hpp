@@ -57,9 +57,9 @@ private:
 // A device's primary context, the only one that it has. Its handle is its address.
 struct context {
     int device = 0;
-    unsigned refs = 0;                // (work_lock)
+    unsigned refs = 0;  // (work_lock)
     std::atomic<bool> is_live{false};
-    std::atomic<unsigned> lost{0};    // the code that ended it; 0 while it is well
+    std::atomic<unsigned> lost{0};        // the code that ended it; 0 while it is well
     std::atomic<std::uint32_t> peers{0};  // a bit per device whose plain memory its kernels may use
 
     [[nodiscard]] CUresult state() const noexcept {
@@ -150,7 +150,8 @@ public:
 
     void fail(unsigned skip, unsigned times, CUresult code) noexcept;
     void delay(unsigned microseconds) noexcept {
-        delay_us_.store(microseconds, std::memory_order_relaxed);  // the next call sees it, or the one after
+        delay_us_.store(microseconds,
+                        std::memory_order_relaxed);  // the next call sees it, or the one after
     }
     [[nodiscard]] std::uint64_t calls() const noexcept {
         return calls_.load(std::memory_order_relaxed);  // a figure, nothing hangs on it
@@ -169,11 +170,11 @@ private:
 
 // What a call asks of its surroundings.
 enum needs : unsigned {
-    nothing = 0,          // not even cuInit
-    init = 1,             // cuInit; a lost context that is current makes it fail
-    a_context = 2 | init, // and a current context
-    lost_too = 4,         // goes on in a lost context
-    no_capture = 8,       // may be unsafe while some stream captures
+    nothing = 0,           // not even cuInit
+    init = 1,              // cuInit; a lost context that is current makes it fail
+    a_context = 2 | init,  // and a current context
+    lost_too = 4,          // goes on in a lost context
+    no_capture = 8,        // may be unsafe while some stream captures
     in_host_functions = 16,
 };
 

@@ -89,10 +89,8 @@ CUresult check_location(const CUmemLocation& where) {
         case CU_MEM_LOCATION_TYPE_HOST_NUMA:
             return driver::has_host(where.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
         case CU_MEM_LOCATION_TYPE_HOST:
-        case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-            return CUDA_SUCCESS;
-        default:
-            return CUDA_ERROR_INVALID_VALUE;
+        case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return CUDA_SUCCESS;
+        default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
@@ -328,17 +326,13 @@ CUresult advise(CUdeviceptr at, std::size_t bytes, CUmem_advise advice, CUmemLoc
     for (std::size_t i = all.first; i < all.last; ++i) {
         managed_page& page = in->pages[i];
         switch (advice) {
-            case CU_MEM_ADVISE_SET_READ_MOSTLY:
-                page.is_read_mostly = true;
-                break;
+            case CU_MEM_ADVISE_SET_READ_MOSTLY: page.is_read_mostly = true; break;
             case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
                 page.is_read_mostly = false;
                 drop_copies(page);
                 page.accessed_by = 0;  // measured: the mappings are gone with the duplicates
                 break;
-            case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-                page.preferred = where;
-                break;
+            case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: page.preferred = where; break;
             case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
                 page.preferred = {CU_MEM_LOCATION_TYPE_INVALID, 0};
                 break;
@@ -445,9 +439,9 @@ int managed_touch(mapping& in, std::size_t index, int device, bool write) {
     if (page.home == device || (page.copies >> device & 1) != 0) {
         return device;
     }
-    const bool keeps_place = prefers_host(page) || (page.accessed_by >> device & 1) != 0 ||
-                             (page.preferred.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                              page.preferred.id == page.home);
+    const bool keeps_place =
+        prefers_host(page) || (page.accessed_by >> device & 1) != 0 ||
+        (page.preferred.type == CU_MEM_LOCATION_TYPE_DEVICE && page.preferred.id == page.home);
     if (page.home == managed_page::nowhere && prefers_host(page)) {
         page.home = managed_page::on_host;  // measured: a device's first touch lands there
     }
@@ -482,7 +476,8 @@ bool evict_managed(device& of, std::size_t amount) {
         managed_page* oldest = nullptr;
         for (auto& [at, one] : table().mappings) {
             for (managed_page& page : one.pages) {
-                const bool is_here = page.home == of.ordinal || (page.copies >> of.ordinal & 1) != 0;
+                const bool is_here =
+                    page.home == of.ordinal || (page.copies >> of.ordinal & 1) != 0;
                 if (is_here && (oldest == nullptr || page.stamp < oldest->stamp)) {
                     oldest = &page;
                 }
@@ -533,8 +528,8 @@ SOFT_CUDA_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* at, std::size_t bytes, 
     });
 }
 
-SOFT_CUDA_EXPORT CUresult cuMemPrefetchAsync_v2(CUdeviceptr at, std::size_t bytes,
-                                                CUmemLocation to, unsigned flags, CUstream in) {
+SOFT_CUDA_EXPORT CUresult cuMemPrefetchAsync_v2(CUdeviceptr at, std::size_t bytes, CUmemLocation to,
+                                                unsigned flags, CUstream in) {
     return enter(prefetch_point, a_context, [&] {
         return flags != 0 ? CUDA_ERROR_INVALID_VALUE
                           : start_move(in, {{at, bytes, to}}, false, true);

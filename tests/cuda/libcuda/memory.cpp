@@ -179,16 +179,13 @@ bool may_use(const mapping& in, int device, bool write, access_by by) {
         case kind::ipc:
             // The driver itself copies between devices, with their permission or without.
             return by == access_by::copy || in.owner->device == device ||
-                   (the_driver()
-                        .devices[static_cast<std::size_t>(device)]
-                        ->primary.peers.load(std::memory_order_relaxed) >>
+                   (the_driver().devices[static_cast<std::size_t>(device)]->primary.peers.load(
+                        std::memory_order_relaxed) >>
                         in.owner->device &
                     1) != 0;
-        case kind::registered:
-            return !write || (in.flags & host_register_read_only) == 0;
+        case kind::registered: return !write || (in.flags & host_register_read_only) == 0;
         case kind::managed:
-        case kind::page_locked:
-            return true;
+        case kind::page_locked: return true;
     }
     return false;
 }
@@ -238,8 +235,7 @@ std::byte* reserve_address(std::size_t bytes, std::size_t alignment, std::uintpt
     constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     if (hint != 0 && hint % alignment == 0) {
         void* const wished = reinterpret_cast<void*>(hint);  // an address, never followed
-        void* const got =
-            ::mmap(wished, bytes, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
+        void* const got = ::mmap(wished, bytes, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
         if (got == wished) {
             return static_cast<std::byte*>(got);
         }
@@ -257,7 +253,8 @@ std::byte* reserve_address(std::size_t bytes, std::size_t alignment, std::uintpt
     }
     auto* const all = static_cast<std::byte*>(got);
     const std::size_t before =
-        slack == 0 ? 0 : (alignment - reinterpret_cast<std::uintptr_t>(all) % alignment) % alignment;
+        slack == 0 ? 0
+                   : (alignment - reinterpret_cast<std::uintptr_t>(all) % alignment) % alignment;
     if (before != 0) {
         ::munmap(all, before);
     }

@@ -22,9 +22,9 @@ struct frame {
     int host_node = 0;
     std::size_t bytes = 0;
     std::byte* window = nullptr;
-    int fd = -1;               // what the window shows, where others may map it too
-    bool owns_window = true;   // false: the program's own memory
-    bool is_charged = false;   // counted in of->held
+    int fd = -1;              // what the window shows, where others may map it too
+    bool owns_window = true;  // false: the program's own memory
+    bool is_charged = false;  // counted in of->held
     CUmemAllocationProp made_as{};
 
     frame() = default;
@@ -81,7 +81,7 @@ struct sight {
     std::byte* window = nullptr;
     std::size_t bytes = 0;   // from there on
     std::size_t before = 0;  // and so many before it
-    int place = -1;  // the device it lies on, -1 the host
+    int place = -1;          // the device it lies on, -1 the host
     std::uint64_t mapping = 0;
 };
 enum class access_by { copy, kernel };

@@ -323,8 +323,7 @@ SOFT_CUDA_EXPORT CUresult cuStreamCreate(CUstream* made, unsigned flags) {
     return enter(create_point, a_context, [&] { return make_stream(made, flags, 0); });
 }
 
-SOFT_CUDA_EXPORT CUresult cuStreamCreateWithPriority(CUstream* made, unsigned flags,
-                                                     int priority) {
+SOFT_CUDA_EXPORT CUresult cuStreamCreateWithPriority(CUstream* made, unsigned flags, int priority) {
     return enter(create_priority_point, a_context,
                  [&] { return make_stream(made, flags, priority); });
 }
@@ -569,15 +568,15 @@ SOFT_CUDA_EXPORT CUresult cuEventRecord(CUevent handle, CUstream in) {
         if ((one->flags & CU_EVENT_DISABLE_TIMING) != 0 && !to->is_blocking()) {
             at = to->tail();
         } else {
-            const CUresult refused = submit_locked(to,
-                                                   {{},
-                                                    [stamp] {
-                                                        stamp->store(now_ns(),
-                                                                     std::memory_order_release);
-                                                        return CUDA_SUCCESS;
-                                                    },
-                                                    false},
-                                                   &at);
+            const CUresult refused =
+                submit_locked(to,
+                              {{},
+                               [stamp] {
+                                   stamp->store(now_ns(), std::memory_order_release);
+                                   return CUDA_SUCCESS;
+                               },
+                               false},
+                              &at);
             if (refused != CUDA_SUCCESS) {
                 return refused;
             }

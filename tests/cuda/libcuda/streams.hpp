@@ -67,7 +67,9 @@ public:
     std::shared_ptr<soft_cuda::capture> captured_by;  // (W)
     std::vector<std::size_t> tips;                    // (W) nodes that the next one follows
 
-    [[nodiscard]] bool is_blocking() const noexcept { return (flags & CU_STREAM_NON_BLOCKING) == 0; }
+    [[nodiscard]] bool is_blocking() const noexcept {
+        return (flags & CU_STREAM_NON_BLOCKING) == 0;
+    }
 
     position push(work what);
     [[nodiscard]] position tail();
@@ -92,10 +94,10 @@ private:
 struct event {
     context* owner = nullptr;
     unsigned flags = 0;
-    position at;                                         // (W) of nullptr: never recorded
-    std::shared_ptr<std::atomic<std::uint64_t>> stamp;   // (W) when it was passed; 0: not yet
-    std::shared_ptr<soft_cuda::capture> recorded_in;     // (W)
-    std::vector<std::size_t> tips;                       // (W)
+    position at;                                        // (W) of nullptr: never recorded
+    std::shared_ptr<std::atomic<std::uint64_t>> stamp;  // (W) when it was passed; 0: not yet
+    std::shared_ptr<soft_cuda::capture> recorded_in;    // (W)
+    std::vector<std::size_t> tips;                      // (W)
 };
 
 struct graph {

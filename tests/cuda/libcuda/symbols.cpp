@@ -174,8 +174,7 @@ CUresult find(const char* name, void** function, int version, std::uint64_t flag
 SOFT_CUDA_EXPORT CUresult cuGetProcAddress_v2(const char* name, void** function, int version,
                                               std::uint64_t flags,
                                               CUdriverProcAddressQueryResult* status) {
-    return enter(proc_point, nothing,
-                 [&] { return find(name, function, version, flags, status); });
+    return enter(proc_point, nothing, [&] { return find(name, function, version, flags, status); });
 }
 
 // As it was before 12.0: no status, the answer says it.

@@ -85,9 +85,9 @@ std::vector<mapping*> whole_mappings(CUdeviceptr at, std::size_t bytes) {
     }
     memory_table& all = table();
     CUdeviceptr next = at;
-    for (auto it = all.mappings.find(at); it != all.mappings.end() && it->first == next &&
-                                          it->second.kind == kind::mapped_handle &&
-                                          it->second.end() <= at + bytes;
+    for (auto it = all.mappings.find(at);
+         it != all.mappings.end() && it->first == next && it->second.kind == kind::mapped_handle &&
+         it->second.end() <= at + bytes;
          ++it) {
         found.push_back(&it->second);
         next = it->second.end();
@@ -249,8 +249,8 @@ SOFT_CUDA_EXPORT CUresult cuMemMap(CUdeviceptr at, std::size_t bytes, std::size_
         const auto found = all.handles.find(handle);
         const auto reserved = all.reserved_over(at);
         if (found == all.handles.end() || found->second.what->bytes != bytes ||
-            reserved == all.reservations.end() ||
-            bytes > reserved->first + reserved->second - at || !all.is_free(at, bytes)) {
+            reserved == all.reservations.end() || bytes > reserved->first + reserved->second - at ||
+            !all.is_free(at, bytes)) {
             return CUDA_ERROR_INVALID_VALUE;
         }
         mapping& made = all.add(at, bytes, kind::mapped_handle, found->second.what);
@@ -398,8 +398,8 @@ SOFT_CUDA_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationH
         memory_table& all = table();
         const auto is_it = [&asked](const frame& one) {
             struct stat status {};
-            return one.fd >= 0 && ::fstat(one.fd, &status) == 0 &&
-                   status.st_ino == asked.st_ino && status.st_dev == asked.st_dev;
+            return one.fd >= 0 && ::fstat(one.fd, &status) == 0 && status.st_ino == asked.st_ino &&
+                   status.st_dev == asked.st_dev;
         };
         for (auto& [number, record] : all.handles) {
             if (is_it(*record.what)) {

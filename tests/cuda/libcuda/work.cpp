@@ -39,14 +39,11 @@ struct end_of_copy {
     std::size_t find(std::size_t bytes) {
         seen = look(device, at, bytes, writes, access_by::copy);
         switch (seen.found) {
-            case sight::answer::memory:
-                place = seen.window;
-                return seen.bytes;
+            case sight::answer::memory: place = seen.window; return seen.bytes;
             case sight::answer::unknown:  // the program's own memory
                 place = reinterpret_cast<std::byte*>(at);
                 return bytes;
-            case sight::answer::fault:
-                break;
+            case sight::answer::fault: break;
         }
         return 0;
     }
@@ -220,16 +217,14 @@ SOFT_CUDA_EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::s
 
 SOFT_CUDA_EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, std::size_t bytes,
                                                CUstream in) {
-    return enter(to_device_point, a_context, [&] {
-        return start_copy(to, reinterpret_cast<CUdeviceptr>(from), bytes, in);
-    });
+    return enter(to_device_point, a_context,
+                 [&] { return start_copy(to, reinterpret_cast<CUdeviceptr>(from), bytes, in); });
 }
 
 SOFT_CUDA_EXPORT CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t bytes,
                                                CUstream in) {
-    return enter(to_host_point, a_context, [&] {
-        return start_copy(reinterpret_cast<CUdeviceptr>(to), from, bytes, in);
-    });
+    return enter(to_host_point, a_context,
+                 [&] { return start_copy(reinterpret_cast<CUdeviceptr>(to), from, bytes, in); });
 }
 
 SOFT_CUDA_EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, std::size_t bytes,
@@ -295,20 +290,19 @@ SOFT_CUDA_EXPORT CUresult xmmSoftCudaLaunch(CUstream in, kernel fn, void* of) {
         if (to == nullptr || &to->owner != current) {
             return CUDA_ERROR_INVALID_HANDLE;
         }
-        return submit_locked(to,
-                             {{},
-                              [=, device = current->device] {
-                                  if (const CUresult failed = kernel_work.call();
-                                      failed != CUDA_SUCCESS) {
-                                      return failed;
-                                  }
-                                  kernel_accessor memory{device};
-                                  fn(of, &memory);
-                                  return memory.has_missed ? CUDA_ERROR_ILLEGAL_ADDRESS
-                                                           : CUDA_SUCCESS;
-                              },
-                              false},
-                             nullptr);
+        return submit_locked(
+            to,
+            {{},
+             [=, device = current->device] {
+                 if (const CUresult failed = kernel_work.call(); failed != CUDA_SUCCESS) {
+                     return failed;
+                 }
+                 kernel_accessor memory{device};
+                 fn(of, &memory);
+                 return memory.has_missed ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+             },
+             false},
+            nullptr);
     });
 }
 
