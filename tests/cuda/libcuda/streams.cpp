@@ -182,6 +182,11 @@ std::vector<position> tails_of(const context& of) {
     if (const auto found = works().legacy.find(&of); found != works().legacy.end()) {
         tails.push_back(found->second->tail());
     }
+    for (const auto& each : works().destroyed) {
+        if (const auto one = each.lock(); one != nullptr && &one->owner == &of) {
+            tails.push_back(one->tail());
+        }
+    }
     return tails;
 }
 
@@ -342,6 +347,8 @@ SOFT_CUDA_EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
         }
         found->second->close();
         const CUresult state = found->second->owner.state();
+        std::erase_if(all.destroyed, [](const auto& one) { return one.expired(); });
+        all.destroyed.push_back(found->second);
         all.streams.erase(found);
         return state;
     });

@@ -109,6 +109,7 @@ struct work_table {
     std::unordered_map<const void*, std::shared_ptr<event>> events;
     std::unordered_map<const void*, std::shared_ptr<graph>> graphs, executables;
     std::unordered_map<const context*, std::shared_ptr<stream>> legacy;
+    std::vector<std::weak_ptr<stream>> destroyed;  // some may still have work
     std::vector<std::shared_ptr<soft_cuda::capture>> captures;
     std::uint64_t next_id = 1;
 };
@@ -127,7 +128,7 @@ extern std::mutex work_lock;
 void invalidate_locked(soft_cuda::capture& which);
 void end_capture_locked(soft_cuda::capture& which);  // its streams are ordinary ones again
 
-// The streams of a context as they are now, to be waited for.
+// The ends of all streams of a context, destroyed ones too, to be waited for.
 [[nodiscard]] std::vector<position> tails_of(const context& of);
 void drain(const context& of);
 // The end of a context: its streams and events go.

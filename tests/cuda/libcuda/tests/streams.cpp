@@ -56,6 +56,26 @@ TEST_CASE("streams run by themselves, in order each, and wait for events of othe
     CHECK(has_run);
 }
 
+TEST_CASE("work of a destroyed stream is over when the context is") {
+    NEEDS_SOFT_CUDA();
+    CUdeviceptr at = 0;
+    {
+        const rig r;
+        OK(soft().link(0, 100'000'000));
+        void* host = nullptr;
+        MUST(cu().mem_alloc(&at, page));
+        MUST(cu().mem_host_alloc(&host, page, 0));
+        const CUstream s = r.make_stream();
+        OK(cu().memcpy_async(at, reinterpret_cast<CUdeviceptr>(host), page, s));  // 20 ms
+        OK(cu().stream_destroy(s));
+    }
+    // Were it not, it would miss its memory now, and end the context that comes after.
+    const rig r;
+    std::this_thread::sleep_for(30ms);
+    std::size_t free = 0, total = 0;
+    OK(cu().mem_get_info(&free, &total));
+}
+
 TEST_CASE("streams have priorities, contexts and devices") {
     NEEDS_SOFT_CUDA();
     rig r;
