@@ -46,8 +46,8 @@ CUresult allocate(CUdeviceptr* at, std::size_t bytes, kind which) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     const std::scoped_lock hold{memory_lock};
-    auto* const place = reserve_address(round_up(bytes, 4096),
-                                        bytes >= page_bytes ? page_bytes : std::size_t{4096}, 0);
+    auto* const place = reserve_address(round_up(bytes, os_page_bytes()),
+                                        bytes >= page_bytes ? page_bytes : os_page_bytes(), 0);
     if (place == nullptr) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -66,7 +66,7 @@ std::shared_ptr<frame> take_out(std::map<CUdeviceptr, mapping>::iterator which) 
     if (gone.kind == kind::page_locked) {
         what->owns_window = true;  // the window is the program's address: it goes with the frame
     } else if (gone.kind != kind::registered) {
-        release_address(gone.at, round_up(gone.bytes, 4096));
+        release_address(gone.at, round_up(gone.bytes, os_page_bytes()));
     }
     table().mappings.erase(which);
     bump_epoch();
@@ -147,8 +147,9 @@ bool populate(void* at, std::size_t bytes, bool write) {
 #ifndef MADV_POPULATE_READ
     constexpr int MADV_POPULATE_READ = 22, MADV_POPULATE_WRITE = 23;
 #endif
-    const auto first = reinterpret_cast<std::uintptr_t>(at) / 4096 * 4096;
-    const std::size_t all = round_up(reinterpret_cast<std::uintptr_t>(at) + bytes, 4096) - first;
+    const auto first = reinterpret_cast<std::uintptr_t>(at) / os_page_bytes() * os_page_bytes();
+    const std::size_t all =
+        round_up(reinterpret_cast<std::uintptr_t>(at) + bytes, os_page_bytes()) - first;
     auto* const begin = reinterpret_cast<std::byte*>(first);
     if (::madvise(begin, all, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0) {
         return true;
@@ -157,7 +158,7 @@ bool populate(void* at, std::size_t bytes, bool write) {
     if (::madvise(begin, 0, MADV_POPULATE_READ) == 0) {
         return false;
     }
-    std::vector<unsigned char> resident(all / 4096);
+    std::vector<unsigned char> resident(all / os_page_bytes());
     return ::mincore(begin, all, resident.data()) == 0;
 }
 
@@ -307,7 +308,7 @@ SOFT_CUDA_EXPORT CUresult cuMemHostAlloc(void** at, std::size_t bytes, unsigned 
         if (at == nullptr || bytes == 0 || flags > 7) {
             return CUDA_ERROR_INVALID_VALUE;
         }
-        const std::size_t rounded = round_up(bytes, 4096);
+        const std::size_t rounded = round_up(bytes, os_page_bytes());
         void* const place =
             ::mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (place == MAP_FAILED) {
@@ -510,7 +511,7 @@ SOFT_CUDA_EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* at, CUipcMemHandle 
             return CUDA_ERROR_INVALID_VALUE;
         }
         const std::scoped_lock hold{memory_lock};
-        auto* const place = reserve_address(round_up(ticket.bytes, 4096), page_bytes, 0);
+        auto* const place = reserve_address(round_up(ticket.bytes, os_page_bytes()), page_bytes, 0);
         if (place == nullptr) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -532,5 +533,21 @@ SOFT_CUDA_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr at) {
         return CUDA_SUCCESS;
     });
 }
+
+static_assert(is_as_declared<&driver_api::mem_get_info>(cuMemGetInfo_v2));
+static_assert(is_as_declared<&driver_api::mem_alloc>(cuMemAlloc_v2));
+static_assert(is_as_declared<&driver_api::mem_free>(cuMemFree_v2));
+static_assert(is_as_declared<&driver_api::mem_get_address_range>(cuMemGetAddressRange_v2));
+static_assert(is_as_declared<&driver_api::mem_alloc_async>(cuMemAllocAsync));
+static_assert(is_as_declared<&driver_api::mem_free_async>(cuMemFreeAsync));
+static_assert(is_as_declared<&driver_api::mem_host_alloc>(cuMemHostAlloc));
+static_assert(is_as_declared<&driver_api::mem_free_host>(cuMemFreeHost));
+static_assert(is_as_declared<&driver_api::mem_host_register>(cuMemHostRegister_v2));
+static_assert(is_as_declared<&driver_api::mem_host_unregister>(cuMemHostUnregister));
+static_assert(is_as_declared<&driver_api::pointer_get_attribute>(cuPointerGetAttribute));
+static_assert(is_as_declared<&driver_api::pointer_get_attributes>(cuPointerGetAttributes));
+static_assert(is_as_declared<&driver_api::ipc_get_mem_handle>(cuIpcGetMemHandle));
+static_assert(is_as_declared<&driver_api::ipc_open_mem_handle>(cuIpcOpenMemHandle_v2));
+static_assert(is_as_declared<&driver_api::ipc_close_mem_handle>(cuIpcCloseMemHandle));
 
 }  // namespace soft_cuda

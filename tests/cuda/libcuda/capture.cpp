@@ -253,4 +253,8 @@ SOFT_CUDA_EXPORT CUresult cuGraphExecDestroy(CUgraphExec handle) {
     });
 }
 
+static_assert(is_as_declared<&driver_api::stream_is_capturing>(cuStreamIsCapturing));
+static_assert(is_as_declared<&driver_api::thread_exchange_stream_capture_mode>(
+    cuThreadExchangeStreamCaptureMode));
+
 }  // namespace soft_cuda

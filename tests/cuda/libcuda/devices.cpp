@@ -489,19 +489,45 @@ SOFT_CUDA_EXPORT CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest)
 }
 
 // There is no code that this device could run: xmmSoftCudaLaunch takes functions.
-SOFT_CUDA_EXPORT CUresult cuModuleLoadData(void**, const void*) {
+SOFT_CUDA_EXPORT CUresult cuModuleLoadData(CUmodule*, const void*) {
     return enter(module_load_point, a_context | no_capture,
                  [] { return CUDA_ERROR_NOT_SUPPORTED; });
 }
-SOFT_CUDA_EXPORT CUresult cuModuleUnload(void*) {
+SOFT_CUDA_EXPORT CUresult cuModuleUnload(CUmodule) {
     return enter(module_unload_point, a_context, [] { return CUDA_ERROR_INVALID_HANDLE; });
 }
-SOFT_CUDA_EXPORT CUresult cuModuleGetFunction(void**, void*, const char*) {
+SOFT_CUDA_EXPORT CUresult cuModuleGetFunction(CUfunction*, CUmodule, const char*) {
     return enter(module_function_point, a_context, [] { return CUDA_ERROR_INVALID_HANDLE; });
 }
-SOFT_CUDA_EXPORT CUresult cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                         unsigned, unsigned, CUstream, void**, void**) {
+SOFT_CUDA_EXPORT CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned,
+                                         unsigned, unsigned, unsigned, CUstream, void**, void**) {
     return enter(kernel_point, a_context, [] { return CUDA_ERROR_INVALID_HANDLE; });
 }
+
+static_assert(is_as_declared<&driver_api::init>(cuInit));
+static_assert(is_as_declared<&driver_api::driver_get_version>(cuDriverGetVersion));
+static_assert(is_as_declared<&driver_api::get_error_name>(cuGetErrorName));
+static_assert(is_as_declared<&driver_api::get_error_string>(cuGetErrorString));
+static_assert(is_as_declared<&driver_api::device_get_count>(cuDeviceGetCount));
+static_assert(is_as_declared<&driver_api::device_get>(cuDeviceGet));
+static_assert(is_as_declared<&driver_api::device_get_name>(cuDeviceGetName));
+static_assert(is_as_declared<&driver_api::device_total_mem>(cuDeviceTotalMem_v2));
+static_assert(is_as_declared<&driver_api::device_get_attribute>(cuDeviceGetAttribute));
+static_assert(is_as_declared<&driver_api::device_get_uuid>(cuDeviceGetUuid_v2));
+static_assert(is_as_declared<&driver_api::device_get_pci_bus_id>(cuDeviceGetPCIBusId));
+static_assert(is_as_declared<&driver_api::device_can_access_peer>(cuDeviceCanAccessPeer));
+static_assert(is_as_declared<&driver_api::device_primary_ctx_retain>(cuDevicePrimaryCtxRetain));
+static_assert(
+    is_as_declared<&driver_api::device_primary_ctx_release>(cuDevicePrimaryCtxRelease_v2));
+static_assert(is_as_declared<&driver_api::ctx_push_current>(cuCtxPushCurrent_v2));
+static_assert(is_as_declared<&driver_api::ctx_pop_current>(cuCtxPopCurrent_v2));
+static_assert(is_as_declared<&driver_api::ctx_get_current>(cuCtxGetCurrent));
+static_assert(is_as_declared<&driver_api::ctx_get_device>(cuCtxGetDevice));
+static_assert(
+    is_as_declared<&driver_api::ctx_get_stream_priority_range>(cuCtxGetStreamPriorityRange));
+static_assert(is_as_declared<&driver_api::module_load_data>(cuModuleLoadData));
+static_assert(is_as_declared<&driver_api::module_unload>(cuModuleUnload));
+static_assert(is_as_declared<&driver_api::module_get_function>(cuModuleGetFunction));
+static_assert(is_as_declared<&driver_api::launch_kernel>(cuLaunchKernel));
 
 }  // namespace soft_cuda

@@ -7,6 +7,8 @@
 //          memory_lock (memory.hpp), a lane. No call of the program's code under any of them.
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -20,6 +22,8 @@
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "backends/cuda/abi.hpp"
@@ -196,6 +200,18 @@ CUresult enter(entry_point& point, unsigned what, Body&& body) noexcept {
     } catch (const std::system_error&) {
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
+}
+
+// Does the function have the signature that the backend calls it with? Each file ends with that question.
+template <auto Member, class Function>
+constexpr bool is_as_declared(Function*) noexcept {
+    using declared = std::remove_cvref_t<decltype(std::declval<driver_api>().*Member)>;
+    return std::is_same_v<typename declared::signature, Function>;
+}
+
+[[nodiscard]] inline std::size_t os_page_bytes() noexcept {
+    static const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    return bytes;
 }
 
 }  // namespace soft_cuda

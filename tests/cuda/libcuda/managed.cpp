@@ -508,7 +508,7 @@ SOFT_CUDA_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* at, std::size_t bytes, 
         if (the_driver().of(current).attribute(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) == 0) {
             return CUDA_ERROR_NOT_SUPPORTED;
         }
-        const std::size_t rounded = round_up(bytes, 4096);
+        const std::size_t rounded = round_up(bytes, os_page_bytes());
         auto what = make_frame(nullptr, 0, rounded);
         const std::scoped_lock hold{memory_lock};
         auto* const place = reserve_address(rounded, page_bytes, 0);
@@ -609,6 +609,14 @@ SOFT_CUDA_EXPORT CUresult cuMemRangeGetAttributes(void** data, std::size_t* byte
         return CUDA_SUCCESS;
     });
 }
+
+static_assert(is_as_declared<&driver_api::mem_alloc_managed>(cuMemAllocManaged));
+static_assert(is_as_declared<&driver_api::mem_prefetch_async>(cuMemPrefetchAsync_v2));
+static_assert(is_as_declared<&driver_api::mem_advise>(cuMemAdvise_v2));
+static_assert(is_as_declared<&driver_api::mem_range_get_attribute>(cuMemRangeGetAttribute));
+static_assert(is_as_declared<&driver_api::mem_range_get_attributes>(cuMemRangeGetAttributes));
+static_assert(is_as_declared<&driver_api::mem_prefetch_batch_async>(cuMemPrefetchBatchAsync));
+static_assert(is_as_declared<&driver_api::mem_discard_batch_async>(cuMemDiscardBatchAsync));
 
 }  // namespace soft_cuda
 

@@ -243,7 +243,7 @@ std::byte* reserve_address(std::size_t bytes, std::size_t alignment, std::uintpt
             ::munmap(got, bytes);  // a kernel that does not know the flag
         }
     }
-    const std::size_t slack = alignment > 4096 ? alignment : 0;
+    const std::size_t slack = alignment > os_page_bytes() ? alignment : 0;
     if (bytes > SIZE_MAX - slack) {
         return nullptr;
     }

@@ -2,7 +2,10 @@
 // streams.cpp - the streams' threads, and the calls about streams and events.
 #include "streams.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <csignal>
 
 namespace soft_cuda {
 
@@ -20,14 +23,34 @@ void position::wait() const {
     }
 }
 
+namespace {
+
+// The program's signals are none of a stream's business; those of its own doing are.
+struct without_signals {
+    without_signals() {
+        sigset_t all;
+        ::sigfillset(&all);
+        for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) {
+            ::sigdelset(&all, own);
+        }
+        ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    without_signals(const without_signals&) = delete;
+    ~without_signals() { ::pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    sigset_t before{};
+};
+
+}  // namespace
+
 position stream::push(work what) {
     const std::scoped_lock hold{mutex_};
-    queue_.push_back(std::move(what));
     if (!has_thread_) {
+        const without_signals inherited;
         // It keeps the stream alive until the last work is done, also after its handle is gone.
         std::thread{[self = shared_from_this()] { self->run(); }}.detach();
         has_thread_ = true;
     }
+    queue_.push_back(std::move(what));
     arrived_.notify_one();
     return {shared_from_this(), ++submitted_};
 }
@@ -641,5 +664,18 @@ SOFT_CUDA_EXPORT CUresult cuEventElapsedTime(float* milliseconds, CUevent from, 
 SOFT_CUDA_EXPORT CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent from, CUevent to) {
     return enter(elapsed_point, a_context, [&] { return elapsed(milliseconds, from, to); });
 }
+
+static_assert(is_as_declared<&driver_api::stream_create_with_priority>(cuStreamCreateWithPriority));
+static_assert(is_as_declared<&driver_api::stream_destroy>(cuStreamDestroy_v2));
+static_assert(is_as_declared<&driver_api::stream_query>(cuStreamQuery));
+static_assert(is_as_declared<&driver_api::stream_synchronize>(cuStreamSynchronize));
+static_assert(is_as_declared<&driver_api::stream_wait_event>(cuStreamWaitEvent));
+static_assert(is_as_declared<&driver_api::stream_get_ctx>(cuStreamGetCtx));
+static_assert(is_as_declared<&driver_api::stream_get_priority>(cuStreamGetPriority));
+static_assert(is_as_declared<&driver_api::event_create>(cuEventCreate));
+static_assert(is_as_declared<&driver_api::event_destroy>(cuEventDestroy_v2));
+static_assert(is_as_declared<&driver_api::event_record>(cuEventRecord));
+static_assert(is_as_declared<&driver_api::event_query>(cuEventQuery));
+static_assert(is_as_declared<&driver_api::event_synchronize>(cuEventSynchronize));
 
 }  // namespace soft_cuda

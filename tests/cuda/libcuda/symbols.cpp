@@ -184,4 +184,6 @@ SOFT_CUDA_EXPORT CUresult cuGetProcAddress(const char* name, void** function, in
                  [&] { return find(name, function, version, flags, nullptr); });
 }
 
+static_assert(is_as_declared<&driver_api::get_proc_address>(cuGetProcAddress_v2));
+
 }  // namespace soft_cuda

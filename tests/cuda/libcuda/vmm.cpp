@@ -423,4 +423,19 @@ SOFT_CUDA_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationH
     });
 }
 
+static_assert(is_as_declared<&driver_api::mem_address_reserve>(cuMemAddressReserve));
+static_assert(is_as_declared<&driver_api::mem_address_free>(cuMemAddressFree));
+static_assert(is_as_declared<&driver_api::mem_create>(cuMemCreate));
+static_assert(is_as_declared<&driver_api::mem_release>(cuMemRelease));
+static_assert(is_as_declared<&driver_api::mem_map>(cuMemMap));
+static_assert(is_as_declared<&driver_api::mem_unmap>(cuMemUnmap));
+static_assert(is_as_declared<&driver_api::mem_set_access>(cuMemSetAccess));
+static_assert(is_as_declared<&driver_api::mem_get_access>(cuMemGetAccess));
+static_assert(
+    is_as_declared<&driver_api::mem_get_allocation_granularity>(cuMemGetAllocationGranularity));
+static_assert(
+    is_as_declared<&driver_api::mem_export_to_shareable_handle>(cuMemExportToShareableHandle));
+static_assert(
+    is_as_declared<&driver_api::mem_import_from_shareable_handle>(cuMemImportFromShareableHandle));
+
 }  // namespace soft_cuda

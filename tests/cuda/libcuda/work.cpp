@@ -306,4 +306,9 @@ SOFT_CUDA_EXPORT CUresult xmmSoftCudaLaunch(CUstream in, kernel fn, void* of) {
     });
 }
 
+static_assert(is_as_declared<&driver_api::memcpy_async>(cuMemcpyAsync));
+static_assert(is_as_declared<&driver_api::memset_d8_async>(cuMemsetD8Async));
+static_assert(is_as_declared<&driver_api::memset_d32_async>(cuMemsetD32Async));
+static_assert(is_as_declared<&driver_api::launch_host_func>(cuLaunchHostFunc));
+
 }  // namespace soft_cuda
