@@ -113,6 +113,9 @@ int main(int argc, char** argv) {
     }
     std::vector<std::size_t> sizes{64,      512,   4_KiB,  32_KiB,  64_KiB,
                                    256_KiB, 2_MiB, 20_MiB, 200_MiB, 1_GiB};
+    if (chosen.is_short) {
+        sizes = {64, 32_KiB, 2_MiB};
+    }
     for (const std::size_t batch : {std::size_t{1}, std::size_t{32}}) {
         for (const unsigned threads : {1U, 2U}) {
             std::printf("\n%u thread%s%s\n", threads, threads == 1 ? "" : "s, a queue each",

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <mutex>
 
 #include <sys/mman.h>
@@ -50,10 +51,12 @@ public:
         const status outcome = on.note(on.calls().call(
             &driver_api::stream_create_with_priority, &made,
             static_cast<unsigned>(CU_STREAM_NON_BLOCKING), on.stream_priority(priority)));
+        is_background_ = priority == queue_priority::background;
         return outcome ? open_on(id, on, calls, made, true) : outcome;
     }
     [[nodiscard]] status adopt(queue_id id, device& on, call_thread& calls,
                                CUstream users) noexcept {
+        is_background_ = false;
         return open_on(id, on, calls, users, false);
     }
     // Returns when the work that has tickets, and every host call, is over.
@@ -143,10 +146,15 @@ public:
             return device_->calls().call(&driver_api::launch_host_func, stream, &queue::on_turn,
                                          static_cast<void*>(one));
         });
-        if (!point && with(ring_, [&] { return claim_locked(*one); })) {
-            delete one;  // it was never enqueued, or it would have been made
+        if (point) {
+            return point;
         }
-        return point;
+        if (with(ring_, [&] { return claim_locked(*one); })) {
+            delete one;
+            return point.error();
+        }
+        return ticket{id_,
+                      0};  // it was made, or the loss has it made: only the event behind it failed
     }
 
     [[nodiscard]] bool is_submitted(std::uint64_t value) noexcept {
@@ -157,24 +165,13 @@ public:
         if (finished_.load(std::memory_order_acquire) >= value) {
             return true;
         }
-        if (device_->is_lost()) {
-            lose();
-            return true;
-        }
-        const pin point{*this, value};
-        if (point.event == nullptr) {
-            return finished_.load(std::memory_order_acquire) >= value;
-        }
         const context_scope here{device_->calls(), device_->context()};
-        return take_answer(
-            value, device_->note(device_->calls().call(&driver_api::event_query, point.event)));
+        return is_done_in_context(value);
     }
     [[nodiscard]] status wait(std::uint64_t value) noexcept {
-        // Who waits for microseconds is served sooner by looking than by sleeping.
-        for (unsigned look = 0; look < looks_before_sleep; ++look) {
-            if (is_done(value)) {
-                return outcome_of(value);
-            }
+        // Who waits for less than a millisecond is served sooner by looking than by sleeping.
+        if (look_for_a_while(value)) {
+            return outcome_of(value);
         }
         {
             const pin point{*this, value};
@@ -194,7 +191,8 @@ private:
     static constexpr std::uint64_t never = ~std::uint64_t{0};
     static constexpr std::size_t ring_count = std::size_t{1} << 16;  // tickets not known as reached
     static constexpr std::size_t ring_bytes = 2 * ring_count * sizeof(CUevent);
-    static constexpr unsigned looks_before_sleep = 40;
+    static constexpr std::chrono::microseconds longest_look{1000};
+    static constexpr std::chrono::microseconds longest_look_in_background{20};
 
     // Keeps an event as it is while it is looked at; none if the ticket is reached or was never given.
     struct pin {
@@ -219,6 +217,22 @@ private:
         pin(const pin&) = delete;
         pin& operator=(const pin&) = delete;
     };
+
+    // Whether the ticket was reached in that time.
+    [[nodiscard]] bool look_for_a_while(std::uint64_t value) noexcept {
+        if (is_done(value)) {
+            return true;
+        }
+        const context_scope here{device_->calls(), device_->context()};
+        const auto until = std::chrono::steady_clock::now() +
+                           (is_background_ ? longest_look_in_background : longest_look);
+        while (std::chrono::steady_clock::now() < until) {
+            if (is_done_in_context(value)) {
+                return true;
+            }
+        }
+        return false;
+    }
 
     [[nodiscard]] status open_on(queue_id id, device& on, call_thread& calls, CUstream stream,
                                  bool is_own) noexcept {
@@ -249,6 +263,20 @@ private:
         return asked && capture != CU_STREAM_CAPTURE_STATUS_NONE
                    ? status_of(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
                    : asked;
+    }
+
+    // acquire: see is_done.
+    [[nodiscard]] bool is_done_in_context(std::uint64_t value) noexcept {
+        if (device_->is_lost()) {
+            lose();
+            return true;
+        }
+        const pin point{*this, value};
+        if (point.event == nullptr) {
+            return finished_.load(std::memory_order_acquire) >= value;
+        }
+        return take_answer(
+            value, device_->note(device_->calls().call(&driver_api::event_query, point.event)));
     }
 
     // ---- events: a ring by ticket, then a stack of free ones
@@ -293,6 +321,8 @@ private:
             return false;
         }
         if (!answer) {
+            // Whatever it is, this device's events tell no more.
+            (void)device_->note({errc::device_lost, answer.driver_code, answer.why});
             lose();
             return true;
         }
@@ -396,11 +426,12 @@ private:
         }
     }
 
-    queue_id id_;  // (C) while open, as are the next four
+    queue_id id_;  // (C) while open, as are the next five
     device* device_ = nullptr;
     call_thread* calls_ = nullptr;
     CUstream stream_ = nullptr;
     bool is_own_ = true;
+    bool is_background_ = false;
 
     ranked_mutex<lock_rank::backend_queue> order_;
     ranked_mutex<lock_rank::leaf> ring_;

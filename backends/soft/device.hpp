@@ -34,6 +34,7 @@ struct device_options {
     bool faults = true;                           // false: as a device that dies of a missing page
     std::size_t granule_bytes = 0;                // 0 is min(32 MiB, 1/16 of bytes)
     node_id nearest_host = any_host;
+    std::size_t headroom_bytes = 0;  // kept free for others: see driver::take_bytes
 };
 
 struct device_statistics {

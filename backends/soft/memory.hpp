@@ -69,6 +69,23 @@ public:
     [[nodiscard]] std::size_t frame_bytes() noexcept {
         return with(lock_, [&] { return frame_bytes_; });
     }
+    [[nodiscard]] std::size_t free_bytes() noexcept {
+        return with(lock_, [&] { return free_bytes_locked(); });
+    }
+    // As if another process took memory: no more than is free. Answers how much it got.
+    std::size_t take_bytes(std::size_t bytes) noexcept {
+        return with(lock_, [&] {
+            const std::size_t got = std::min(bytes, free_bytes_locked());
+            taken_bytes_ += got;
+            return got;
+        });
+    }
+    void give_bytes(std::size_t bytes) noexcept {
+        with(lock_, [&] {
+            XMM_ASSERT(bytes <= taken_bytes_, "more is given back than was taken");
+            taken_bytes_ -= bytes;
+        });
+    }
 
     // A whole number of pages, at most largest_frame_bytes. Reads as zero.
     [[nodiscard]] result<frame> create(std::size_t bytes) noexcept {
@@ -77,7 +94,7 @@ public:
         }
         const std::size_t pages = bytes / page_bytes;
         std::lock_guard hold{lock_};
-        if (bytes > bytes_ - frame_bytes_) {
+        if (bytes > free_bytes_locked()) {
             return fail(errc::no_memory, "the node's memory is in use");
         }
         const std::size_t first = find_run(pages);
@@ -167,6 +184,10 @@ private:
         }
         return page_count_;
     }
+    [[nodiscard]] std::size_t free_bytes_locked() const noexcept {
+        const std::size_t held = frame_bytes_ + taken_bytes_;
+        return held < bytes_ ? bytes_ - held : 0;
+    }
     [[nodiscard]] bool is_used(std::size_t page) const noexcept {
         return (used_[page / 64] >> (page % 64)) & 1;
     }
@@ -187,9 +208,10 @@ private:
     status state_;
     status binding_;
     ranked_mutex<lock_rank::backend_queue> lock_;
-    std::unique_ptr<std::uint64_t[]> used_;  // under lock_, one bit a page, as are the next two
+    std::unique_ptr<std::uint64_t[]> used_;  // under lock_, one bit a page, as are the next three
     std::size_t cursor_ = 0;
     std::size_t frame_bytes_ = 0;
+    std::size_t taken_bytes_ = 0;  // by others
 };
 
 }  // namespace xmm::soft

@@ -110,6 +110,7 @@ public:
             about.link_in_bytes_per_second = options.link_in_bytes_per_second;
             about.link_out_bytes_per_second = options.link_out_bytes_per_second;
             about.link_latency_ns = options.link_latency_ns;
+            about.headroom_bytes = options.headroom_bytes;
             about.nearest_host =
                 options.nearest_host == any_host ? memories_[0]->node() : options.nearest_host;
             about.able.add(ability::alias)
@@ -344,6 +345,23 @@ public:
     [[nodiscard]] device_statistics statistics(node_id node) noexcept {
         device* one = find_device(node);
         return one == nullptr ? device_statistics{} : one->statistics();
+    }
+    // What neither frames nor others hold of a node.
+    [[nodiscard]] result<std::size_t> free_bytes(node_id node) noexcept {
+        const std::size_t index = index_of(node);
+        return index == memories_.size() ? fail(errc::unknown_node, "not a node of this driver")
+                                         : result<std::size_t>{memories_[index]->free_bytes()};
+    }
+    // Another process, so to speak, takes memory of a node, as far as it is free; answers how many bytes it got.
+    std::size_t take_bytes(node_id node, std::size_t bytes) noexcept {
+        const std::size_t index = index_of(node);
+        return index == memories_.size() ? 0 : memories_[index]->take_bytes(bytes);
+    }
+    // It gives back some of what it took.
+    void give_bytes(node_id node, std::size_t bytes) noexcept {
+        const std::size_t index = index_of(node);
+        XMM_ASSERT(index != memories_.size(), "not a node of this driver");
+        memories_[index]->give_bytes(bytes);
     }
     [[nodiscard]] bool is_lost(node_id node) const noexcept {
         device* one = find_device(node);

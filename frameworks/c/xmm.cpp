@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
+#include <ostream>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -20,6 +20,7 @@
 #include "device_work.hpp"
 #include "errors.hpp"
 #include "heaps.hpp"
+#include "whole_file.hpp"
 
 namespace xmm::c_interface {
 namespace {
@@ -576,9 +577,7 @@ xmm_status xmm_export(int32_t node, xmm_export_form form, const char* path) noex
             }
         }
         const std::vector<heap_snapshot> taken = snapshots_of(**all, node);
-        errno = 0;
-        std::ofstream out{path, std::ios::binary | std::ios::trunc};
-        if (out) {
+        error = write_whole_file(path, [&](std::ostream& out) {
             switch (form) {
                 case XMM_RMM_CSV: write_rmm_csv(out, taken[0].trace); break;
                 case XMM_REPLAY_CSV:
@@ -587,9 +586,7 @@ xmm_status xmm_export(int32_t node, xmm_export_form form, const char* path) noex
                 case XMM_TORCH_SNAPSHOT: write_torch_snapshot(out, taken); break;
                 default: write_chrome_trace(out, taken); break;
             }
-            out.close();
-        }
-        error = out ? 0 : (errno != 0 ? errno : EIO);
+        });
         return {};
     });
     return outcome == XMM_OK && error != 0

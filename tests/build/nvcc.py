@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles a kernel on device_view with nvcc, warnings being errors; skipped where there is no nvcc."""
+"""Compiles a kernel on device_view with nvcc, then builds and runs the examples that are written for it, warnings being
+errors; skipped where there is no nvcc. Where there is no device, they run on a software one."""
 import pathlib
 import shutil
 import sys
@@ -24,15 +25,23 @@ float on_the_host(xmm::device_view<float> out) { return out[0] + out.load(1); }
 """
 
 
+def find_nvcc():
+    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
 def main():
-    nvcc = shutil.which("nvcc")
+    nvcc = find_nvcc()
     if nvcc is None:
         tree.skip("there is no nvcc")
+    options = [nvcc, "-std=c++20", "-arch=sm_90", "-Werror", "all-warnings", "-I", tree.INCLUDE]
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "kernel.cu"
         source.write_text(KERNEL, encoding="utf-8")
-        tree.must([nvcc, "-std=c++20", "-arch=sm_90", "-Werror", "all-warnings", "-I", tree.INCLUDE, "-c", source,
-                   "-o", source.with_suffix(".o")])
+        tree.must([*options, "-c", source, "-o", source.with_suffix(".o")])
+        for example in sorted((tree.ROOT / "examples").glob("*.cu")):
+            program = pathlib.Path(folder) / example.stem
+            tree.must([*options, "-O1", example, *tree.flags_of_hwloc("--libs"), "-o", program])
+            print(tree.must([program]), end="")
     return 0
 
 

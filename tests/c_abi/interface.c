@@ -8,9 +8,11 @@
 #include <xmm.h>
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #define MIB ((size_t)1 << 20)
 
@@ -413,6 +415,33 @@ static void figures(void) {
     REFUSED(xmm_reset_peak_statistics(9999), XMM_UNKNOWN_NODE);
 }
 
+static long bytes_of(const char* path) {
+    FILE* file = fopen(path, "rb");
+    long bytes = -1;
+    if (file != NULL) {
+        fseek(file, 0, SEEK_END);
+        bytes = ftell(file);
+        fclose(file);
+    }
+    return bytes;
+}
+
+/* An export that fails half way leaves the file that an earlier one wrote. */
+static void keeps_what_was_there(const char* path) {
+    const long before = bytes_of(path);
+    struct rlimit old, tight = {16, 16};
+    CHECK(before > 16);
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &old);
+    tight.rlim_max = old.rlim_max;
+    setrlimit(RLIMIT_FSIZE, &tight);
+    const xmm_status outcome = xmm_export(device, XMM_REPLAY_CSV, path);
+    setrlimit(RLIMIT_FSIZE, &old);
+    CHECK(outcome == XMM_FAILED);
+    CHECK(bytes_of(path) == before);
+    CHECK(xmm_export(device, XMM_REPLAY_CSV, path) == XMM_OK);
+}
+
 static void exports(const char* folder) {
     static const char* const names[] = {"rmm.csv", "snapshot.pickle", "trace.json", "replay.csv"};
     char path[512];
@@ -438,6 +467,7 @@ static void exports(const char* folder) {
     REFUSED(xmm_export(device, XMM_RMM_CSV, "/no/such/folder/file"), XMM_FAILED);
     CHECK(strstr(xmm_last_error(), "No such file") != NULL);
     REFUSED(xmm_export(device, XMM_RMM_CSV, "/dev/full"), XMM_FAILED);
+    keeps_what_was_there(path);
     REFUSED(xmm_trace_start(device, 0), XMM_INVALID_ARGUMENT);
     REFUSED(xmm_trace_start(9999, 10), XMM_UNKNOWN_NODE);
     REFUSED(xmm_trace_stop(9999), XMM_UNKNOWN_NODE);

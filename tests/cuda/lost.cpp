@@ -58,8 +58,11 @@ TEST_CASE(
     auto late = r.b.zero(r.queue, {&some, 1});
     REQUIRE(late);
     // It is over, so that nothing fails behind our back; but nobody has asked for its ticket.
-    CHECK(cuda::driver::instance().call(&cuda::driver_api::stream_synchronize,
-                                        r.b.stream_of(r.queue)));
+    {
+        const cuda::device& on = *r.b.device_of(r.queue);
+        const cuda::current_context here{on.calls(), on.context()};
+        CHECK(on.calls().call(&cuda::driver_api::stream_synchronize, r.b.stream_of(r.queue)));
+    }
 
     r.lose();
     CHECK_FALSE(r.b.is_lost(r.device));  // nobody has asked yet

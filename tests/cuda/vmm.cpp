@@ -629,6 +629,12 @@ TEST_CASE("each single failure of the driver leaves all as it was") {
         CHECK(r.b.call(r.queue, count, nullptr).code() == errc::no_memory);
         CHECK(r.b.wait(r.b.call(r.queue, count, nullptr).value()));
         CHECK(calls == 1);
+        // Once it is in the stream it is made, and only once.
+        r.soft.fail("cuEventRecord", 0, 1, cuda::CUDA_ERROR_OUT_OF_MEMORY);
+        auto made = r.b.call(r.queue, count, nullptr);
+        REQUIRE(made);
+        CHECK(r.b.wait(*made));
+        CHECK(calls == 2);
         r.b.frame_drop(f);
     }
     SUBCASE("addresses") {

@@ -2,6 +2,8 @@
 #include <xmm/os/per_thread.hpp>
 
 #include <atomic>
+#include <cstddef>
+#include <fstream>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -75,6 +77,29 @@ TEST_CASE("per_thread: any number of owners come and go") {
                 CHECK(all[i - 1]->items.find() == item(i));
             }
         }
+    }).join();
+}
+
+TEST_CASE("per_thread: what is gone leaves its place to the next") {
+    // Only one owner at a time: the thread's table needs no more room than at first.
+    const auto mapped_bytes = [] {
+        std::ifstream in{"/proc/self/statm"};
+        std::size_t pages = 0;
+        in >> pages;
+        return pages * 4096;
+    };
+    std::thread([&] {
+        for (int i = 0; i < 1000; ++i) {
+            owner one;
+            REQUIRE(one.items.set(item(1)));
+        }
+        const std::size_t before = mapped_bytes();
+        for (int i = 0; i < 200'000; ++i) {
+            owner one;
+            REQUIRE(one.items.set(item(1)));
+            REQUIRE(one.items.find() == item(1));
+        }
+        CHECK(mapped_bytes() < before + (std::size_t{2} << 20));  // it was 16 bytes an owner
     }).join();
 }
 

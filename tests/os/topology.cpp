@@ -186,3 +186,15 @@ TEST_CASE("topology: 65536 devices, each number once, then no more") {
     CAPTURE(end.errors);
     CHECK(end.exit_code == 0);
 }
+
+TEST_CASE("topology: memory that a machine is still to be given counts") {
+    host_node hosts[2];
+    hosts[0].bytes = 3 * page_bytes;
+    hosts[1].bytes = page_bytes;
+    detail::add_memory_to_come(hosts, 14 * page_bytes);
+    CHECK(hosts[0].bytes == 8 * page_bytes);
+    CHECK(hosts[1].bytes == 6 * page_bytes);
+    detail::add_memory_to_come(hosts, 10 * page_bytes);  // the nodes know of more than the machine
+    CHECK(hosts[0].bytes == 8 * page_bytes);
+    detail::add_memory_to_come({}, page_bytes);
+}

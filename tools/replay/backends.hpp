@@ -35,11 +35,14 @@ public:
         soft::device_options device;
         device.bytes = device_bytes != 0 ? align_up(device_bytes, page_bytes) : largest_device;
         device.units = 1;
-        soft_ = std::make_unique<soft::driver>(std::vector{device}, std::vector{node_id{1}},
-                                               std::vector{node_id{0}}, soft::driver_options{});
-        ref_ = backend_ref{*soft_};
-        if (const auto about = ref_.describe(node()); !about) {
-            throw bad_input(fmt::format("--backend {}: {}", name, about.error().why));
+        status opened = open(device);
+        // Where addresses are few, under a sanitizer, less will do for most traces.
+        while (!opened && device_bytes == 0 && device.bytes > smallest_device) {
+            device.bytes /= 2;
+            opened = open(device);
+        }
+        if (!opened) {
+            throw bad_input(fmt::format("--backend {}: {}", name, opened.why));
         }
     }
 
@@ -49,6 +52,16 @@ public:
 
 private:
     static constexpr std::uint64_t largest_device = std::uint64_t{1} << 39;
+    static constexpr std::uint64_t smallest_device = std::uint64_t{1} << 36;
+
+    status open(const soft::device_options& device) {
+        soft_ = std::make_unique<soft::driver>(std::vector{device}, std::vector{node_id{1}},
+                                               std::vector{node_id{0}}, soft::driver_options{});
+        ref_ = backend_ref{*soft_};
+        const auto about = ref_.describe(node());
+        return about ? status{} : about.error();
+    }
+
     std::unique_ptr<soft::driver> soft_;
     backend_ref ref_;
 };

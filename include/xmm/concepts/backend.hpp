@@ -53,6 +53,11 @@ struct node_description {
     std::uint64_t link_out_bytes_per_second = 0;        // device to host
     std::uint64_t link_latency_ns = 0;
     node_id nearest_host = any_host;
+    std::size_t headroom_bytes = 0;  // that other users of the node should always find free
+    // How many bytes of free frames are worth keeping: many where creating one takes long.
+    std::size_t kept_bytes = std::size_t{256} << 20;
+    // Making a mapping read-only costs about as much as clearing it: who moves a page clears it at once.
+    bool is_lowering_dear = false;
     abilities able;
 };
 
@@ -138,6 +143,13 @@ concept makes_host_calls =
     requires(B& b, queue_id queue, void (*fn)(void*) noexcept, void* context) {
         { b.call(queue, fn, context) } noexcept -> std::same_as<result<ticket>>;
     };
+
+// Memory that others take without our knowing: libraries of this process, other processes.
+template <class B>
+concept measures_free_memory = requires(B& b, node_id node) {
+    // What nobody holds of a device's memory at the moment, in bytes.
+    { b.free_bytes(node) } noexcept -> std::same_as<result<std::size_t>>;
+};
 
 template <class B>
 concept backend = vendor<B> && (owns_frames<B> != steers_driver<B>);

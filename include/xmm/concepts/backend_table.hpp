@@ -42,6 +42,7 @@ struct backend_table {
     status (*on_device_fault)(void*, device_fault_sink) noexcept;
     void (*off_device_fault)(void*, void*) noexcept;
     result<ticket> (*call)(void*, queue_id, void (*)(void*) noexcept, void*) noexcept;
+    result<std::size_t> (*free_bytes)(void*, node_id) noexcept;
 };
 
 namespace detail {
@@ -116,6 +117,11 @@ constexpr backend_table make_backend_table() noexcept {
             return static_cast<B*>(b)->call(q, fn, c);
         };
     }
+    if constexpr (measures_free_memory<B>) {
+        t.free_bytes = [](void* b, node_id n) noexcept {
+            return static_cast<B*>(b)->free_bytes(n);
+        };
+    }
     return t;
 }
 
@@ -139,6 +145,7 @@ public:
         return table_->on_device_fault != nullptr;
     }
     [[nodiscard]] bool has_host_calls() const noexcept { return table_->call != nullptr; }
+    [[nodiscard]] bool has_free_bytes() const noexcept { return table_->free_bytes != nullptr; }
 
     // The object of that kind beside which kernels are launched; null if this backend has none. Kinds are
     // compared as text, since each shared object has tables of its own.
@@ -201,6 +208,9 @@ public:
     }
     result<ticket> call(queue_id queue, void (*fn)(void*) noexcept, void* context) const noexcept {
         return table_->call(self_, queue, fn, context);
+    }
+    result<std::size_t> free_bytes(node_id node) const noexcept {
+        return table_->free_bytes(self_, node);
     }
 
 private:

@@ -226,7 +226,14 @@ public:
         requires(!std::is_const_v<T> && (std::is_integral_v<T> || std::is_floating_point_v<T>))
     {
 #if XMM_IN_DEVICE_CODE
-        return atomicAdd(data_ + i, value);
+        if constexpr (std::is_integral_v<T> && sizeof(T) == sizeof(unsigned long long)) {
+            // The one of several types of that size that atomicAdd knows; sums wrap alike.
+            return static_cast<value_type>(
+                atomicAdd(reinterpret_cast<unsigned long long*>(data_ + i),
+                          static_cast<unsigned long long>(value)));
+        } else {
+            return atomicAdd(data_ + i, value);
+        }
 #else
         device_port* port = detail::current_port;
         if (port == nullptr) {

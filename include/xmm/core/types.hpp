@@ -65,6 +65,7 @@ struct va_range {
 struct node_id {
     std::int32_t value = -2;
     friend constexpr auto operator<=>(node_id, node_id) = default;
+    friend constexpr bool operator==(node_id, node_id) = default;
 };
 inline constexpr node_id any_host{-1};  // "the host", where no particular host node is meant
 inline constexpr node_id no_node{-2};
@@ -72,6 +73,7 @@ inline constexpr node_id no_node{-2};
 struct queue_id {
     std::uint32_t value = 0;  // 0 names no queue
     friend constexpr auto operator<=>(queue_id, queue_id) = default;
+    friend constexpr bool operator==(queue_id, queue_id) = default;
 };
 
 // A point in the work of one queue; reached once all work submitted before it is done.

@@ -400,9 +400,9 @@ private:
             }
             added.queues[use] = *made;
         }
-        // Free host frames are kept for the next demotion, but only a few: the system wants them, too.
+        // Free host frames are kept for the next demotion, as many as the driver says: the system wants them, too.
         added.pool.open(driver, id, added.slot, is_host, *added.book,
-                        is_host ? kept_host_bytes : SIZE_MAX);
+                        is_host ? added.about.kept_bytes : SIZE_MAX);
         return {};
     }
     void publish_nodes_locked(unsigned count) noexcept {
@@ -418,8 +418,6 @@ private:
             }
         }
     }
-
-    static constexpr std::size_t kept_host_bytes = std::size_t{256} << 20;
 
     logical_map map_;
     use_table uses_;

@@ -4,7 +4,8 @@
 // Model    A frame freed is kept for the next request of its size, up to `kept_bytes`; a request that the
 //          ledger refuses drops frames of other sizes first. Creation is charged to the node's ledger
 //          before the driver is asked.
-// Threads  Any. One lock, rank frame_pool, held while the driver creates or drops a frame.
+// Threads  Any. One lock, rank frame_pool, guards the list; it is not held while the driver creates or drops a
+//          frame, so that several threads may do so at once.
 // Failure  take() is all or nothing; it never reclaims: the caller does, and tries again.
 #pragma once
 
@@ -35,38 +36,37 @@ public:
     }
 
     [[nodiscard]] result<frame_record*> take(std::size_t bytes) noexcept {
-        std::lock_guard guard{lock_};
-        if (frame_record* kept = find_locked(bytes)) {
-            free_.remove(*kept);
-            free_bytes_ -= bytes;
+        if (frame_record* kept = with(lock_, [&] { return take_kept_locked(bytes); })) {
             return kept;
         }
         while (!book_->try_reserve(bytes)) {
-            if (!drop_oldest_locked()) {
+            if (!drop_oldest()) {
                 return fail(errc::no_memory, "the node's budget is used up");
             }
         }
-        return create_locked(bytes);
+        return create(bytes);
     }
 
     // The frame backs nothing any more and is mapped nowhere. Its contents are stale.
     void give_back(frame_record& record) noexcept {
         XMM_ASSERT(record.owner == nullptr, "a frame in the pool still backs pages");
-        std::lock_guard guard{lock_};
         record.backing.zeroed = false;
-        free_.push_back(record);
-        free_bytes_ += record.backing.bytes;
-        while (free_bytes_ > kept_bytes_ || book_->used() > book_->limit()) {
-            if (!drop_oldest_locked()) {
+        bool is_too_much = with(lock_, [&] {
+            free_.push_back(record);
+            free_bytes_ += record.backing.bytes;
+            return free_bytes_ > kept_bytes_;
+        });
+        while (is_too_much || book_->used() > book_->limit()) {
+            if (!drop_oldest()) {
                 break;
             }
+            is_too_much = free_bytes() > kept_bytes_;
         }
     }
 
     // Drops free frames until at most `kept` bytes of them are left.
     void trim(std::size_t kept) noexcept {
-        std::lock_guard guard{lock_};
-        while (free_bytes_ > kept && drop_oldest_locked()) {
+        while (free_bytes() > kept && drop_oldest()) {
         }
     }
     [[nodiscard]] std::size_t free_bytes() const noexcept {
@@ -75,18 +75,25 @@ public:
     }
 
 private:
-    frame_record* find_locked(std::size_t bytes) noexcept {
+    frame_record* take_kept_locked(std::size_t bytes) noexcept {
         // The last one: freed latest, its contents nearest to the caches.
-        return free_.find_last([&](const frame_record& one) { return one.backing.bytes == bytes; });
+        frame_record* kept =
+            free_.find_last([&](const frame_record& one) { return one.backing.bytes == bytes; });
+        if (kept != nullptr) {
+            free_.remove(*kept);
+            free_bytes_ -= bytes;
+        }
+        return kept;
     }
-    result<frame_record*> create_locked(std::size_t bytes) noexcept {
+    // The bytes are reserved.
+    result<frame_record*> create(std::size_t bytes) noexcept {
         frame_record* record = records_.make();
         if (record == nullptr) {
             book_->release(bytes);
             return fail(errc::no_memory, "the host has no memory for a frame's record");
         }
         result<frame> made = driver_.frame_create(node_, bytes);
-        while (!made && made.code() == errc::no_memory && drop_oldest_locked()) {
+        while (!made && made.code() == errc::no_memory && drop_oldest()) {
             // The driver has less than the ledger believed: others hold memory unseen.
             result<frame> again = driver_.frame_create(node_, bytes);
             if (again) {
@@ -108,12 +115,15 @@ private:
         record.link = {};
         return &record;
     }
-    bool drop_oldest_locked() noexcept {
-        frame_record* oldest = free_.pop_front();
+    bool drop_oldest() noexcept {
+        frame_record* oldest = with(lock_, [&] {
+            frame_record* first = free_.pop_front();
+            free_bytes_ -= first != nullptr ? first->backing.bytes : 0;
+            return first;
+        });
         if (oldest == nullptr) {
             return false;
         }
-        free_bytes_ -= oldest->backing.bytes;
         driver_.frame_drop(oldest->backing);
         book_->release(oldest->backing.bytes);
         oldest->backing = {};

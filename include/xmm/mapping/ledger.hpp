@@ -2,8 +2,8 @@
 // ledger.hpp - how much of a node's memory xmm may hold, and how much it holds.
 //
 // Model    One ledger per node and process, whatever number of spaces and heaps draw from the node.
-//          limit = min(budget, capacity), in bytes; the budget may change at any time, and `used` be above
-//          the limit until frames are given back. `used` counts every byte of frames created and not
+//          limit = min(budget, capacity), in bytes; both may change at any time, the capacity as others take
+//          memory of the node, and `used` be above the limit until frames are given back. `used` counts every byte of frames created and not
 //          dropped, cached ones too.
 // Threads  Any; lock-free.
 // Failure  try_reserve answers false and changes nothing.
@@ -43,6 +43,10 @@ public:
     }
     [[nodiscard]] std::size_t peak() const noexcept {
         return peak_.load(std::memory_order_relaxed);
+    }
+    // What the node could give us altogether, by the latest measurement.
+    void set_capacity(std::size_t bytes) noexcept {
+        capacity_.store(bytes, std::memory_order_relaxed);
     }
     [[nodiscard]] std::size_t limit() const noexcept { return std::min(budget(), capacity()); }
     void set_budget(std::size_t bytes) noexcept { budget_.store(bytes, std::memory_order_relaxed); }

@@ -114,9 +114,18 @@ private:
         }
     }
 
-    // Leaves out what belongs to owners that are gone.
+    // Leaves out what belongs to owners that are gone, and grows only where too many are left.
     bool grow(table& all) noexcept {
-        const std::size_t capacity = all.capacity * 2;
+        std::size_t left = 0;
+        {
+            std::lock_guard guard{lock_};
+            owners_.for_each([&](const thread_items& owner) {
+                left += find_in(all, owner.number_)->owner != 0 ? 1 : 0;
+            });
+        }
+        // Others may come meanwhile, but no items of this thread.
+        const std::size_t capacity =
+            4 * (left + 1) > all.capacity ? all.capacity * 2 : all.capacity;
         void* memory = ::mmap(nullptr, capacity * sizeof(entry), PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) {

@@ -231,16 +231,36 @@ inline void topology::read_distances(hwloc_topology* from) {
     hwloc_distances_release(from, table);
 }
 
-inline void topology::add_whole_machine() {
+namespace detail {
+
+[[nodiscard]] inline std::size_t bytes_of_machine() noexcept {
     const long pages = ::sysconf(_SC_PHYS_PAGES);
-    hosts_.push_back(
-        detail::make_host(0, 0, static_cast<std::size_t>(pages > 0 ? pages : 0) * os_page_bytes()));
+    return static_cast<std::size_t>(pages > 0 ? pages : 0) * os_page_bytes();
+}
+
+// A virtual machine may be given its memory as it is used: then its nodes tell what they have by now, and only the
+// machine as a whole what there will be. What no node has yet is taken as spread evenly.
+inline void add_memory_to_come(std::span<host_node> hosts, std::size_t whole_bytes) noexcept {
+    std::size_t known = 0;
+    for (const host_node& host : hosts) {
+        known += host.bytes;
+    }
+    for (host_node& host : hosts) {
+        host.bytes += whole_bytes > known ? (whole_bytes - known) / hosts.size() : 0;
+    }
+}
+
+}  // namespace detail
+
+inline void topology::add_whole_machine() {
+    hosts_.push_back(detail::make_host(0, 0, detail::bytes_of_machine()));
 }
 
 inline void topology::notice_limits() noexcept {
     if (!is_this_machine_) {
         return;
     }
+    detail::add_memory_to_come(hosts_, detail::bytes_of_machine());
     limits_.cgroup_bytes = cgroup_memory_limit();
     limits_.is_numa_refused = detail::is_mbind_refused(hosts_.front().os_index);
     for (host_node& host : hosts_) {

@@ -12,6 +12,7 @@
 
 #include <xmm/os/fault_trap.hpp>
 #include <xmm/placement/advise.hpp>
+#include <xmm/placement/budget_watch.hpp>
 #include <xmm/placement/policies.hpp>
 #include <xmm/placement/release.hpp>
 #include <xmm/placement/transfer.hpp>
@@ -28,10 +29,12 @@ public:
           hints{space, moves, frames, early},
           copies{space, moves, frames},
           releases{space, moves},
+          budgets{space, frames},
           space_{space} {}
     placement_engine(const placement_engine&) = delete;
     placement_engine& operator=(const placement_engine&) = delete;
     ~placement_engine() {
+        budgets.stop();
         early.stop();
         for (unsigned i = 0; i < faulting_count_; ++i) {
             faulting_[i].off_device_fault(this);
@@ -66,7 +69,7 @@ public:
         } else if (on) {
             driver.off_device_fault(this);
         }
-        return attached;
+        return attached ? budgets.start() : attached;
     }
 
     mover moves;
@@ -76,6 +79,7 @@ public:
     adviser hints;
     copier copies;
     releaser releases;
+    budget_watch budgets;
 
 private:
     static bool owns(void* self, address at) noexcept {

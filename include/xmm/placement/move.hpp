@@ -28,7 +28,7 @@ public:
         XMM_ASSERT(batch.size() <= max_batch, "batch too long");
         for (page_move& one : batch) {
             one.bytes = one.to->backing.bytes;
-            one.outcome = take_write_access(*one.moved);
+            one.outcome = take_write_access(*one.moved, one.keeps_copy);
         }
         contents_.bring(batch, is_quiet);
         return flip(batch);
@@ -174,13 +174,18 @@ public:
     }
 
 private:
-    status take_write_access(granule& one) noexcept {
+    // Readers may stay until the flip, where it is cheap to let them; a copy that stays keeps them anyway.
+    status take_write_access(granule& one, bool keeps_copy) noexcept {
         std::lock_guard guard{one.lock};
         for (unsigned accessor = 0; accessor < space_.node_count(); ++accessor) {
-            if (has_write(one.mapped[accessor])) {
-                if (status lowered = enter_locked(one, accessor, access::read); !lowered) {
-                    return lowered;
-                }
+            if (!has_write(one.mapped[accessor])) {
+                continue;
+            }
+            const bool is_cleared = !keeps_copy && space_.at_slot(accessor).about.is_lowering_dear;
+            const status lowered = is_cleared ? clear_locked(one, accessor)
+                                              : enter_locked(one, accessor, access::read);
+            if (!lowered) {
+                return lowered;
             }
         }
         return {};

@@ -24,36 +24,42 @@ public:
 
     // Ranges do not overlap; each is unified as a whole or not at all. Returns when the bytes are there.
     status copy(address to, address from, std::size_t bytes) noexcept {
-        group work;
+        group groups
+            [2];  // while one is under way, the other is prepared, so that the link has no gap
+        group* work = &groups[0];
+        group* sent = &groups[1];
         while (bytes > 0) {
             const std::size_t part =
                 std::min({bytes, until_granule_end(to), until_granule_end(from)});
-            if (work.count == group_size) {
-                if (status outcome = finish(work); !outcome) {
-                    return outcome;
-                }
+            status outcome;
+            if (work->count == group_size) {
+                outcome = send(*work);
+                const status settled = settle(*sent);
+                outcome = outcome ? settled : outcome;
+                std::swap(work, sent);
             }
-            status outcome = add(work, to, from, part);
-            if (outcome.code == errc::busy && work.count > 0) {
-                outcome = finish(work);  // let go of everything, then wait for the one that is busy
+            outcome = outcome ? add(*work, to, from, part) : outcome;
+            if (outcome.code == errc::busy && work->count + sent->count > 0) {
+                // Let go of everything, then wait for the one that is busy.
+                outcome = finish(*work, *sent);
                 if (outcome) {
                     continue;
                 }
             } else if (outcome.code == errc::busy) {
                 await(to, from);
-                work.has_given_way = true;  // once for each piece: the holder may be this thread
+                work->has_given_way = true;  // once for each piece: the holder may be this thread
                 continue;
             }
             if (!outcome) {
-                static_cast<void>(finish(work));
+                static_cast<void>(finish(*work, *sent));
                 return outcome;
             }
-            work.has_given_way = false;
+            work->has_given_way = false;
             to += part;
             from += part;
             bytes -= part;
         }
-        return finish(work);
+        return finish(*work, *sent);
     }
 
 private:
@@ -70,6 +76,10 @@ private:
         };
         std::array<entry, group_size> entries;
         unsigned count = 0;
+        // What was sent: points to wait for.
+        std::array<ticket, group_size> points{};
+        std::array<node*, group_size> at{};
+        unsigned point_count = 0;
         bool has_given_way = false;  // to those who wait for the next piece's holds to be dropped
     };
     // One side of a piece.
@@ -255,12 +265,18 @@ private:
         }
     }
 
-    // Submits all pieces, one call for those that share a queue, waits, and lets the pages go.
-    status finish(group& work) noexcept {
-        std::array<ticket, group_size> points{};
-        std::array<node*, group_size> at{};
+    // Both groups, whatever becomes of either.
+    status finish(group& work, group& sent) noexcept {
+        status outcome = send(work);
+        for (group* one : {&sent, &work}) {
+            const status settled = settle(*one);
+            outcome = outcome ? settled : outcome;
+        }
+        return outcome;
+    }
+    // Submits all pieces, one call for those that share a queue. settle() follows in any case.
+    status send(group& work) noexcept {
         std::array<bool, group_size> is_sent{};
-        unsigned point_count = 0;
         status outcome{};
         for (unsigned i = 0; i < work.count && outcome; ++i) {
             if (is_sent[i]) {
@@ -289,14 +305,19 @@ private:
                                        ? carrier.driver.zero(queue, {fills.data(), count})
                                        : carrier.driver.memcpy(queue, {pieces.data(), count});
             if (point) {
-                at[point_count] = &carrier;
-                points[point_count++] = *point;
+                work.at[work.point_count] = &carrier;
+                work.points[work.point_count++] = *point;
             } else {
                 outcome = point.error();
             }
         }
-        for (unsigned i = 0; i < point_count; ++i) {
-            const status waited = at[i]->driver.wait(points[i]);
+        return outcome;
+    }
+    // Waits for what was sent, and lets the pages go.
+    status settle(group& work) noexcept {
+        status outcome{};
+        for (unsigned i = 0; i < work.point_count; ++i) {
+            const status waited = work.at[i]->driver.wait(work.points[i]);
             outcome = outcome ? waited : outcome;
         }
         for (unsigned i = 0; i < work.count; ++i) {
@@ -307,6 +328,7 @@ private:
             }
         }
         work.count = 0;
+        work.point_count = 0;
         return outcome;
     }
     static void copy_plain(const group::entry& one) noexcept {

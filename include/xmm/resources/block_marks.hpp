@@ -20,41 +20,21 @@
 
 namespace xmm {
 
-class block_marks {
+// The marks of a range, which someone else holds; empty: of none.
+class mark_view {
 public:
-    block_marks() = default;
-    block_marks(const block_marks&) = delete;
-    block_marks& operator=(const block_marks&) = delete;
-    ~block_marks() { close(); }
+    mark_view() = default;
 
-    // For a range of whole units, until close(). False: no memory.
-    [[nodiscard]] bool open(va_range range) noexcept {
-        XMM_ASSERT(range.bytes % block_classes::unit == 0, "marks stand for whole units");
-        void* at = ::mmap(nullptr, range.bytes / block_classes::unit, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (at == MAP_FAILED) {
-            return false;
-        }
-        range_ = range;
-        marks_ = static_cast<mark*>(at);
-        return true;
-    }
-    void close() noexcept {
-        if (marks_ != nullptr) {
-            ::munmap(marks_, count());
-            marks_ = nullptr;
-            range_ = {};
-        }
-    }
     [[nodiscard]] va_range range() const noexcept { return range_; }
+    [[nodiscard]] bool contains(address at) const noexcept { return range_.contains(at); }
 
     // A block begins there, not yet in the program's hands.
-    void enter(address at, unsigned block_class) noexcept {
+    void enter(address at, unsigned block_class) const noexcept {
         set(at, static_cast<std::uint8_t>(block_class + 1));
     }
     // No block begins there any more.
-    void clear(address at) noexcept { set(at, 0); }
-    void give(address at, unsigned block_class) noexcept {
+    void clear(address at) const noexcept { set(at, 0); }
+    void give(address at, unsigned block_class) const noexcept {
         set(at, static_cast<std::uint8_t>(is_given | (block_class + 1)));
     }
     // The class of the block in the program's hands that begins there; -1 if there is none.
@@ -63,7 +43,7 @@ public:
         return (now & is_given) == 0 ? -1 : (now & ~is_given) - 1;
     }
     // The same, and the program has it no more.
-    [[nodiscard]] int take(address at) noexcept {
+    [[nodiscard]] int take(address at) const noexcept {
         const int block_class = peek(at);
         if (block_class >= 0) {
             enter(at, static_cast<unsigned>(block_class));
@@ -97,21 +77,51 @@ public:
     }
 
 private:
+    friend class block_marks;
     using mark = std::atomic<std::uint8_t>;
     static constexpr std::uint8_t is_given = 0x80;
 
-    [[nodiscard]] std::size_t count() const noexcept { return range_.bytes / block_classes::unit; }
+    mark_view(va_range range, mark* marks) noexcept : range_{range}, marks_{marks} {}
+
     // relaxed: whoever has the block wrote its mark; blocks change hands through locks or the program's own
     // order. Others only report.
     [[nodiscard]] std::uint8_t get(address at) const noexcept {
         return marks_[(at - range_.begin) / block_classes::unit].load(std::memory_order_relaxed);
     }
-    void set(address at, std::uint8_t to) noexcept {
+    void set(address at, std::uint8_t to) const noexcept {
         marks_[(at - range_.begin) / block_classes::unit].store(to, std::memory_order_relaxed);
     }
 
     va_range range_;
     mark* marks_ = nullptr;
+};
+
+// The marks of a range of whole units, and the memory that they lie in.
+class block_marks : public mark_view {
+public:
+    block_marks() = default;
+    block_marks(const block_marks&) = delete;
+    block_marks& operator=(const block_marks&) = delete;
+    ~block_marks() { close(); }
+
+    // Until close(). False: no memory.
+    [[nodiscard]] bool open(va_range range) noexcept {
+        XMM_ASSERT(range.bytes % block_classes::unit == 0, "marks stand for whole units");
+        void* at = ::mmap(nullptr, range.bytes / block_classes::unit, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (at == MAP_FAILED) {
+            return false;
+        }
+        static_cast<mark_view&>(*this) = {range, static_cast<mark*>(at)};
+        return true;
+    }
+    void close() noexcept {
+        if (marks_ != nullptr) {
+            ::munmap(marks_, range_.bytes / block_classes::unit);
+            static_cast<mark_view&>(*this) = {};
+        }
+    }
+    [[nodiscard]] const mark_view& view() const noexcept { return *this; }
 };
 
 }  // namespace xmm

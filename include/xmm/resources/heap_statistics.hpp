@@ -7,7 +7,8 @@
 //          height by 1 MiB in one stripe, and at every read(): so a block of 1 MiB and more is never
 //          missed, and what smaller ones add between two looks may be, below 1 MiB a stripe. A stripe is
 //          seen as it was at one moment, all of them at moments close by: a block that one thread
-//          allocates and another one frees in between may be counted or missed.
+//          allocates and another one frees in between may be counted or missed. Cached small blocks are
+//          counted by class, outside of that moment: of one thread's, the latest may be missed.
 // Threads  Any; a stripe belongs to one thread at a time. One lock (rank leaf) guards the list of
 //          stripes, the frames and the peaks.
 // Failure  try_attach answers null without memory; on_shared serves a thread that has no stripe.
@@ -26,6 +27,7 @@
 
 #include <xmm/core/lock.hpp>
 #include <xmm/core/types.hpp>
+#include <xmm/resources/block_classes.hpp>
 #include <xmm/resources/heap_figures.hpp>
 
 namespace xmm {
@@ -55,6 +57,15 @@ public:
         void free_completed(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {
             write(pool, [&](tally& to) { complete(to, bytes, requested); });
             shift(-static_cast<std::int64_t>(bytes));
+        }
+        // The way of a cached small block: one count each, sizes follow from the class.
+        void small_allocated(unsigned block_class) noexcept {
+            add(quick_[block_class].given, 1);
+            shift(static_cast<std::int64_t>(block_classes::bytes_of(block_class)));
+        }
+        void small_freed(unsigned block_class) noexcept {
+            add(quick_[block_class].freed, 1);
+            shift(-static_cast<std::int64_t>(block_classes::bytes_of(block_class)));
         }
         // Both at once, for a block that no queue can still use.
         void freed(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {
@@ -113,7 +124,25 @@ public:
                     break;
                 }
             }
+            add_quick(seen[static_cast<unsigned>(heap_pool::small)]);
             return seen;
+        }
+        void add_quick(reading& to) const noexcept {
+            for (unsigned one = 0; one < block_classes::count; ++one) {
+                // What was freed is read first, so that nothing is freed before it was given. acquire: pairs
+                // with the release in add.
+                const std::uint64_t freed = quick_[one].freed.load(std::memory_order_acquire);
+                const std::uint64_t given = quick_[one].given.load(std::memory_order_acquire);
+                const std::uint64_t bytes = block_classes::bytes_of(one);
+                to.given_count += given;
+                to.given_bytes += given * bytes;
+                to.given_requested += given * bytes;
+                to.left_count += freed;
+                to.left_bytes += freed * bytes;
+                to.done_count += freed;
+                to.done_bytes += freed * bytes;
+                to.done_requested += freed * bytes;
+            }
         }
         [[nodiscard]] static reading read(const tally& from) noexcept {
             const auto get = [](const counter& one) { return one.load(std::memory_order_acquire); };
@@ -124,8 +153,11 @@ public:
         void shift(std::int64_t bytes) noexcept {
             unpublished_ += bytes;
             if (unpublished_ >= limit_ || unpublished_ <= -limit_) {
-                owner_.publish(std::exchange(unpublished_, 0));
+                publish();
             }
+        }
+        [[gnu::noinline]] void publish() noexcept {
+            owner_.publish(std::exchange(unpublished_, 0));
         }
 
         std::atomic<std::uint64_t> version_{0};  // odd while its thread writes
@@ -133,6 +165,10 @@ public:
         std::int64_t limit_;
         std::int64_t unpublished_ = 0;  // active bytes that the common sum does not have yet
         std::array<tally, heap_pools> tallies_;
+        struct quick_tally {
+            counter given{0}, freed{0};
+        };
+        std::array<quick_tally, block_classes::count> quick_;
     };
 
     heap_statistics() = default;

@@ -268,7 +268,7 @@ result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(
     made->entry_ = number % detail::thread_caches::entry_count;
     // relaxed: the object is handed over by the caller.
     made->key_.store(std::uint64_t{number} << 32, std::memory_order_relaxed);
-    return made;
+    return result<std::unique_ptr<small_blocks>>{std::move(made)};  // some compilers do not move here
 }
 
 template <class Frames>

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// budget_watch.hpp - what others leave of a device's memory, looked up ten times a second.
+//
+// Model    A device's ledger has as its capacity what we hold and what is free, less a headroom, so that libraries and
+//          other processes find memory before anything of theirs or ours fails; where they took so much that we hold
+//          more than that, pages are demoted and idle frames of heaps given back. Only devices whose driver can tell
+//          are watched; without one there is no thread.
+// Threads  One of its own. measure() from any.
+// Failure  A driver that does not answer leaves the capacity as it was. Pinned and used pages may keep a node above
+//          its limit until the next look.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include <xmm/os/signal_mask.hpp>
+#include <xmm/placement/reclaim.hpp>
+
+namespace xmm {
+
+class budget_watch {
+public:
+    static constexpr std::chrono::milliseconds period{100};
+
+    budget_watch(address_space& space, reclaimer& frames) noexcept
+        : space_{space}, frames_{frames} {}
+    budget_watch(const budget_watch&) = delete;
+    budget_watch& operator=(const budget_watch&) = delete;
+    ~budget_watch() { stop(); }
+
+    // After devices were attached: a first look at once, the others by the thread. no_memory: no thread is to be had.
+    [[nodiscard]] status start() noexcept {
+        if (!measure_all() || thread_.joinable()) {
+            return {};
+        }
+        try {
+            const detail::signals_blocked quiet;  // signals belong to the program's own threads
+            thread_ = std::thread{[this] { watch(); }};
+        } catch (const std::system_error&) {
+            return fail(errc::no_memory, "no thread to watch the devices' memory");
+        }
+        return {};
+    }
+    void stop() noexcept {
+        {
+            std::lock_guard guard{lock_};
+            is_stopping_ = true;
+        }
+        bell_.notify_all();
+        if (thread_.joinable()) {
+            thread_.join();
+        }
+    }
+
+    // Brings the ledger of a device up to date. False: its driver cannot tell.
+    bool measure(node& one) noexcept {
+        if (one.is_host || !one.driver.has_free_bytes()) {
+            return false;
+        }
+        // Before the driver is asked: what is created in between then counts as free, and only until the next look.
+        const std::size_t used = one.book->used();
+        if (result<std::size_t> free = one.driver.free_bytes(one.id)) {
+            const std::size_t ours = used + *free;
+            const std::size_t headroom = std::min(one.about.headroom_bytes, one.about.bytes);
+            one.book->set_capacity(
+                std::min(ours > headroom ? ours - headroom : 0, one.about.bytes - headroom));
+        }
+        return true;
+    }
+
+private:
+    bool measure_all() noexcept {
+        bool is_any = false;
+        for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
+            is_any = measure(space_.at_slot(slot)) || is_any;
+        }
+        return is_any;
+    }
+    void watch() noexcept {
+        std::unique_lock lock{lock_};
+        while (!bell_.wait_for(lock, period, [&] { return is_stopping_; })) {
+            lock.unlock();
+            static_cast<void>(measure_all());
+            for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
+                node& one = space_.at_slot(slot);
+                if (one.driver.has_free_bytes() && one.book->used() > one.book->limit()) {
+                    static_cast<void>(frames_.shrink_to_limit(one));
+                }
+            }
+            lock.lock();
+        }
+    }
+
+    address_space& space_;
+    reclaimer& frames_;
+    std::mutex lock_;  // guards is_stopping_
+    std::condition_variable bell_;
+    std::thread thread_;
+    bool is_stopping_ = false;
+};
+
+}  // namespace xmm

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// watched_port.hpp - a frame port in front of another one: counts what heaps ask of a device, and how long it takes.
+//
+// Threads  As the port behind it.
+// Failure  As the port behind it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include <xmm/resources/frame_port.hpp>
+#include <xmm/resources/heap_statistics.hpp>
+#include <xmm/resources/trace_recorder.hpp>
+
+namespace xmm {
+
+class watched_port final : public frame_port {
+public:
+    // note(self, action, slot, bytes) is told of each frame that is mapped, and before it is unmapped.
+    using note_function = void (*)(void* self, trace_action action, address slot,
+                                   std::size_t bytes) noexcept;
+
+    // What it is given outlives it.
+    watched_port(frame_port& to, heap_statistics& counts, note_function note, void* self) noexcept
+        : to_{to}, counts_{counts}, note_{note}, self_{self} {}
+
+    result<address> reserve(std::size_t bytes, std::size_t slot_bytes) noexcept override {
+        return to_.reserve(bytes, slot_bytes);
+    }
+    void release(va_range reservation) noexcept override { to_.release(reservation); }
+    result<port_frame> create(std::size_t bytes) noexcept override {
+        const timing watch{counts_, heap_count::device_alloc};
+        result<port_frame> made = to_.create(bytes);
+        if (made) {
+            counts_.frames_created(heap_pool::large, bytes);
+        }
+        return made;
+    }
+    void drop(port_frame one, std::size_t bytes) noexcept override {
+        const timing watch{counts_, heap_count::device_free};
+        to_.drop(one, bytes);
+        counts_.frames_dropped(heap_pool::large, bytes);
+    }
+    status map(address slot, port_frame one, std::size_t bytes) noexcept override {
+        const timing watch{counts_, heap_count::device_alloc};
+        const status mapped = to_.map(slot, one, bytes);
+        if (mapped) {
+            note_(self_, trace_action::segment_map, slot, bytes);
+        }
+        return mapped;
+    }
+    void unmap(address slot, port_frame one, std::size_t bytes) noexcept override {
+        note_(self_, trace_action::segment_unmap, slot, bytes);
+        const timing watch{counts_, heap_count::device_free};
+        to_.unmap(slot, one, bytes);
+    }
+    result<ticket> record(queue_id queue) noexcept override { return to_.record(queue); }
+    bool is_done(ticket point) noexcept override { return to_.is_done(point); }
+    status wait(ticket point) noexcept override {
+        const timing watch{counts_, heap_count::queue_waits};
+        return to_.wait(point);
+    }
+    bool can_alias() const noexcept override { return to_.can_alias(); }
+
+private:
+    struct timing {
+        heap_statistics& counts;
+        std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
+
+        timing(heap_statistics& to, heap_count what) noexcept : counts{to} { to.count(what); }
+        timing(const timing&) = delete;
+        timing& operator=(const timing&) = delete;
+        ~timing() {
+            const auto spent = std::chrono::steady_clock::now() - began;
+            counts.count(heap_count::driver_us,
+                         static_cast<std::uint64_t>(
+                             std::chrono::duration_cast<std::chrono::microseconds>(spent).count()));
+        }
+    };
+
+    frame_port& to_;
+    heap_statistics& counts_;
+    const note_function note_;
+    void* const self_;
+};
+
+}  // namespace xmm

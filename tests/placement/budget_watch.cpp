@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <xmm/placement/budget_watch.hpp>
+
+#include "../facade/rig.hpp"
+
+using namespace xmm;
+using namespace xmm::test;
+
+namespace {
+
+// False if it takes longer than any test should.
+template <class Fn>
+bool await(Fn&& is_so) {
+    for (int i = 0; i < 5000 && !is_so(); ++i) {
+        nap(2);
+    }
+    return is_so();
+}
+
+// A device of 32 MiB, of which 4 MiB are kept free for others.
+struct shared_rig : rig {
+    shared_rig()
+        : rig{[] {
+              soft::device_options one = device_of(32_MiB);
+              one.headroom_bytes = 4_MiB;
+              return std::vector{one};
+          }()} {}
+    soft::driver& driver() { return *of().state().own_driver; }
+    // As another process that tries again when it gets less than it wants. How much it got in the end.
+    std::size_t take(std::size_t bytes) {
+        std::size_t got = 0;
+        await([&] {
+            got += driver().take_bytes(device(), bytes - got);
+            return got == bytes;
+        });
+        return got;
+    }
+};
+
+}  // namespace
+
+TEST_CASE("budget: a headroom stays free") {
+    shared_rig r;
+    CHECK(r.usage(r.device()).limit == 28_MiB);
+    auto* data = r.map(32_MiB);
+    r.fill_on_device<std::uint64_t>(data, 32_MiB, 1);
+    CHECK(r.usage(r.device()).used == 28_MiB);
+    CHECK(count_wrong<std::uint64_t>(data, 32_MiB, 1) == 0);
+}
+
+TEST_CASE("budget: what others take is given way to, and used again once they are gone") {
+    shared_rig r;
+    auto* data = r.map(24_MiB);
+    r.fill_on_device<std::uint64_t>(data, 24_MiB, 1);
+    REQUIRE(r.usage(r.device()).used == 24_MiB);
+    CHECK(r.take(20_MiB) == 20_MiB);  // 8 are free at first
+    CHECK(await([&] { return r.usage(r.device()).used <= 8_MiB; }));
+    CHECK(await([&] { return r.usage(r.device()).limit == 8_MiB; }));
+    CHECK(r.state(data) == residency::on_host);
+    CHECK(count_wrong<std::uint64_t>(data, 24_MiB, 1) == 0);
+    r.fill_on_device<std::uint64_t>(data, 24_MiB, 2);
+    CHECK(r.usage(r.device()).used <= 8_MiB);
+    r.driver().give_bytes(r.device(), 20_MiB);
+    CHECK(await([&] { return r.usage(r.device()).limit == 28_MiB; }));
+    CHECK(count_wrong<std::uint64_t>(data, 24_MiB, 2) == 0);
+    CHECK(r.of().is_valid());
+}
+
+TEST_CASE("budget: what is pinned stays, whoever asks") {
+    shared_rig r;
+    auto* data = r.map(8_MiB);
+    REQUIRE(r.of().advise(r.device(), data, 4_MiB, advice::pin));
+    CHECK(r.take(28_MiB) == 28_MiB);
+    CHECK(await([&] { return r.usage(r.device()).limit == 0; }));
+    nap(250);
+    CHECK(r.usage(r.device()).used == 4_MiB);
+    CHECK(r.state(data) == residency::on_device);
+    REQUIRE(r.of().advise(r.device(), data, 4_MiB, advice::unpin));
+    CHECK(await([&] { return r.usage(r.device()).used == 0; }));
+}
+
+TEST_CASE("budget: idle frames of a heap go as well") {
+    shared_rig r;
+    xpu_malloc& heap = *r.of().heap(r.device()).value();
+    void* block = heap.allocate({.bytes = 20_MiB, .queue = r.line().id()}).value();
+    REQUIRE(heap.deallocate(block, r.line().id()));
+    REQUIRE(r.line().synchronize());
+    REQUIRE(r.usage(r.device()).used >= 20_MiB);
+    CHECK(r.take(28_MiB) == 28_MiB);
+    CHECK(await([&] { return r.usage(r.device()).used == 0; }));
+}
+
+TEST_CASE("budget: memory that goes between two looks is missed by nobody") {
+    shared_rig r;
+    REQUIRE(r.driver().take_bytes(r.device(), 30_MiB) == 30_MiB);
+    auto* data = r.map(8_MiB);
+    // Maybe before the next look: then the driver refuses, and pages make way.
+    r.fill_on_device<std::uint64_t>(data, 8_MiB, 3);
+    CHECK(r.usage(r.device()).used <= 2_MiB);
+    CHECK(count_wrong<std::uint64_t>(data, 8_MiB, 3) == 0);
+}
+
+TEST_CASE("budget: a set budget and what others leave both limit") {
+    shared_rig r;
+    REQUIRE(r.of().set_budget(r.device(), 6_MiB));
+    CHECK(r.usage(r.device()).limit == 6_MiB);
+    CHECK(r.take(26_MiB) == 26_MiB);
+    CHECK(await([&] { return r.usage(r.device()).limit == 2_MiB; }));
+    r.driver().give_bytes(r.device(), 26_MiB);
+    CHECK(await([&] { return r.usage(r.device()).limit == 6_MiB; }));
+    REQUIRE(r.of().set_budget(r.device(), no_budget));
+}
