@@ -98,7 +98,8 @@ CUresult attribute(void* data, CUpointer_attribute which, CUdeviceptr at, const 
     const bool by_handle = found->kind == kind::mapped_handle;
     switch (which) {
         case CU_POINTER_ATTRIBUTE_CONTEXT:
-            return answer(by_handle ? CUcontext{} : reinterpret_cast<CUcontext>(found->owner));
+            return answer(by_handle ? std::uintptr_t{0}
+                                    : reinterpret_cast<std::uintptr_t>(found->owner));
         case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
             return answer(on_device || found->kind == kind::managed ? type_device : type_host);
         case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return answer(at);

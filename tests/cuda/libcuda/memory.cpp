@@ -265,8 +265,8 @@ std::byte* reserve_address(std::size_t bytes, std::size_t alignment, std::uintpt
 }
 
 void close_address(CUdeviceptr at, std::size_t bytes) {
-    ::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    (void)::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 void release_address(CUdeviceptr at, std::size_t bytes) {

@@ -26,8 +26,9 @@ using CUgraphExec = ::CUgraphExec_st*;
 struct accessor {
     // Where [at, at + *bytes) lies for this device; lowers *bytes to what follows without a break. What it answers
     // may be used until somebody may unmap it, as an access that is under way on a device.
-    void* (*resolve)(accessor* self, xmm::cuda::CUdeviceptr at, std::size_t* bytes, int write);
-    int device;
+    void* (*resolve)(accessor* self, xmm::cuda::CUdeviceptr at, std::size_t* bytes,
+                     int write) = nullptr;
+    int device = 0;
 
     template <class T>
     T* at(xmm::cuda::CUdeviceptr address, bool write) {

@@ -167,7 +167,10 @@ struct kernel_accessor : accessor {
     std::uint64_t epoch = 0;
     bool has_missed = false;
 
-    explicit kernel_accessor(int of) : accessor{&find, of} {}
+    explicit kernel_accessor(int of) {
+        resolve = &find;
+        device = of;
+    }
 
     static void* find(accessor* self, CUdeviceptr at, std::size_t* bytes, int write) {
         auto& mine = *static_cast<kernel_accessor*>(self);
