@@ -142,14 +142,17 @@ public:
         }
         one->fn = fn, one->context = context, one->owner = this;
         with(ring_, [&] { link_locked(*one); });
+        bool is_enqueued = false;  // then it is made, and the record is gone after that
         auto point = submit([&](CUstream stream) {
-            return device_->calls().call(&driver_api::launch_host_func, stream, &queue::on_turn,
-                                         static_cast<void*>(one));
+            const status enqueued = device_->calls().call(&driver_api::launch_host_func, stream,
+                                                          &queue::on_turn, static_cast<void*>(one));
+            is_enqueued = enqueued.is_ok();
+            return enqueued;
         });
         if (point) {
             return point;
         }
-        if (with(ring_, [&] { return claim_locked(*one); })) {
+        if (!is_enqueued && with(ring_, [&] { return claim_locked(*one); })) {
             delete one;
             return point.error();
         }
