@@ -3,8 +3,11 @@
 // Figures are GB/s with their share of the first line of each block, which is the bound: pinned copies.
 #include "rig.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <string>
+#include <vector>
 
 using namespace cuda_bench;
 
@@ -272,29 +275,48 @@ void touches(bench& b, std::size_t bytes) {
 }  // namespace
 
 int main(int argc, char** argv) {
+    // Parts that are named before the options; all of them if none is.
+    const auto is_named = [&](int i, const char* part) { return std::strcmp(argv[i], part) == 0; };
+    std::vector<std::string> parts;
+    int named = 1;
+    while (named < argc &&
+           (is_named(named, "copies") || is_named(named, "moves") || is_named(named, "touches"))) {
+        parts.emplace_back(argv[named++]);
+    }
+    const auto has = [&](const char* part) {
+        return parts.empty() || std::find(parts.begin(), parts.end(), part) != parts.end();
+    };
+    argv[named - 1] = argv[0];
     report::options chosen;
-    if (!report::parse(argc, argv, "unified pointers on a CUDA device", chosen)) {
+    if (!report::parse(argc - named + 1, argv + named - 1,
+                       "unified pointers on a CUDA device; parts: copies moves touches", chosen)) {
         return 2;
     }
-    const bool is_short = chosen.is_short;
+    using sizes = std::vector<std::size_t>;
     for (const std::size_t granule : {32_MiB, 2_MiB}) {
         bench b{chosen, granule};
         std::printf("\ngranule %s\n", size_name(granule).c_str());
         report::print_head("");
-        for (const std::size_t bytes :
-             is_short ? std::vector<std::size_t>{4_MiB}
-             : granule == 2_MiB
-                 ? std::vector<std::size_t>{256_MiB, 1_GiB}
-                 : std::vector<std::size_t>{64_KiB, 1_MiB, 16_MiB, 64_MiB, 256_MiB, 1_GiB, 4_GiB}) {
-            copies(b, bytes);
+        const bool is_small = granule == 2_MiB;
+        sizes copied = is_small ? sizes{256_MiB, 1_GiB}
+                                : sizes{64_KiB, 1_MiB, 16_MiB, 64_MiB, 256_MiB, 1_GiB, 4_GiB};
+        sizes moved = is_small ? sizes{1_GiB} : sizes{64_MiB, 256_MiB, 1_GiB, 8_GiB};
+        if (chosen.is_short) {
+            copied = moved = {4_MiB};
         }
-        for (const std::size_t bytes :
-             is_short           ? std::vector<std::size_t>{4_MiB}
-             : granule == 2_MiB ? std::vector<std::size_t>{1_GiB}
-                                : std::vector<std::size_t>{64_MiB, 256_MiB, 1_GiB, 8_GiB}) {
-            moves(b, bytes);
+        for (const std::size_t bytes : copied) {
+            if (has("copies")) {
+                copies(b, bytes);
+            }
         }
-        touches(b, is_short ? 4_MiB : 1_GiB);
+        for (const std::size_t bytes : moved) {
+            if (has("moves")) {
+                moves(b, bytes);
+            }
+        }
+        if (has("touches")) {
+            touches(b, chosen.is_short ? 4_MiB : 1_GiB);
+        }
     }
     return 0;
 }

@@ -268,7 +268,8 @@ result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(
     made->entry_ = number % detail::thread_caches::entry_count;
     // relaxed: the object is handed over by the caller.
     made->key_.store(std::uint64_t{number} << 32, std::memory_order_relaxed);
-    return result<std::unique_ptr<small_blocks>>{std::move(made)};  // some compilers do not move here
+    // Some compilers do not move here by themselves.
+    return result<std::unique_ptr<small_blocks>>{std::move(made)};
 }
 
 template <class Frames>
