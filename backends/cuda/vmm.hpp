@@ -97,6 +97,8 @@ public:
             return memory->state();
         }
         std::snprintf(about.name.data(), about.name.size(), "%s", one->name());
+        about.is_lowering_dear = true;          // 37 us against 16 for clearing a mapping
+        about.host_bytes_per_table_byte = 512;  // 8 bytes for each 4 KiB
         about.headroom_bytes =
             std::min(std::max(std::size_t{512} << 20, about.bytes / 50), about.bytes / 8);
         while (about.granule_bytes > about.smallest_frame_bytes &&

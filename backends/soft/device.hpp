@@ -32,6 +32,7 @@ struct device_options {
     std::uint64_t link_latency_ns = 0;            // once per copy
     unsigned units = 0;                           // compute threads; 0 is min(2, cores)
     bool faults = true;                           // false: as a device that dies of a missing page
+    bool split_views = true;  // false: all accessors of an address see one frame, as on real devices
     std::size_t granule_bytes = 0;                // 0 is min(32 MiB, 1/16 of bytes)
     node_id nearest_host = any_host;
     std::size_t headroom_bytes = 0;  // kept free for others: see driver::take_bytes

@@ -117,6 +117,9 @@ public:
                 .add(ability::host_frames)
                 .add(ability::peer)
                 .add(ability::host_calls);
+            if (options.split_views) {
+                about.able.add(ability::split_views);
+            }
             if (options.faults) {
                 about.able.add(ability::device_faults)
                     .add(ability::moves_under_access)

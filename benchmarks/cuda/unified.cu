@@ -37,7 +37,7 @@ struct bench {
     }
     // Demotes as pressure does: nobody asks for the pages on the host, so the CPU has no mapping of them after.
     void push_out(char* at, std::size_t bytes) {
-        must(space.set_budget(device, 64_MiB), "set_budget");
+        must(space.set_budget(device, 2_MiB), "set_budget");
         must(space.set_budget(device, xmm::no_budget), "set_budget");
         static_cast<void>(at), static_cast<void>(bytes);
     }
@@ -156,6 +156,9 @@ void moves(bench& b, std::size_t bytes) {
     std::memset(uvm.at, 1, bytes);
     char* one = b.map(bytes);
     std::memset(one, 1, bytes);
+    char* mostly = static_cast<char*>(
+        must(b.space.map(bytes, {.granule_bytes = b.granule, .is_read_mostly = true}), "map"));
+    std::memset(mostly, 1, bytes);
     const int rounds = bytes >= 1_GiB ? 5 : b.chosen.rounds;
     const auto wait = [&] { CUDA_BENCH_MUST(cudaStreamSynchronize(b.stream)); };
     const auto pinned_in = [&] {
@@ -182,7 +185,10 @@ void moves(bench& b, std::size_t bytes) {
                b.bring(xmm::any_host, one, bytes);
                std::memset(one, 2, bytes);
            },
-           [&] { b.bring(b.device, one, bytes); }}});
+           [&] { b.bring(b.device, one, bytes); }},
+          {"xmm, written by the CPU, read-mostly", [&] { std::memset(mostly, 2, bytes); },
+           [&] { b.bring(b.device, mostly, bytes); }}});
+    must(b.space.unmap(mostly), "unmap");
     race("demotion " + size, static_cast<double>(bytes), rounds,
          {{"pinned copy", {}, pinned_out},
           {"UVM prefetch", [&] { prefetch(uvm.at, bytes, true, b.stream); },
@@ -271,7 +277,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     const bool is_short = chosen.is_short;
-    for (const std::size_t granule : {2_MiB, 32_MiB}) {
+    for (const std::size_t granule : {32_MiB, 2_MiB}) {
         bench b{chosen, granule};
         std::printf("\ngranule %s\n", size_name(granule).c_str());
         report::print_head("");

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -27,15 +28,17 @@ bool is_skipped() {
 
 // A space of its own over one device, so that budgets and counts are the test's.
 struct rig {
-    std::unique_ptr<cuda::vmm> driver = std::move(test::open_cuda(1, 77).value());
+    std::unique_ptr<cuda::vmm> driver;
     space of;
     node_id device = of.devices()[0];
     node_id host = of.hosts()[0];
     test::cuda_word_mover mover;
     std::uint64_t* word;
 
-    explicit rig(std::size_t budget = 32_MiB, const char* policy = "first_touch")
-        : of{space::create_on(*driver, {.policy = policy}).value()} {
+    explicit rig(std::size_t budget = 32_MiB, const char* policy = "first_touch",
+                 std::size_t devices = 1)
+        : driver{std::move(test::open_cuda(devices, 77).value())},
+          of{space::create_on(*driver, {.policy = policy}).value()} {
         CHECK(of.set_budget(device, budget));
         queue line = make_queue();
         word = test::cuda_word_mover::make_word(*driver->device_of(line.id()));
@@ -57,6 +60,20 @@ struct rig {
         const status done = point ? line.wait(*point) : point.error();
         value = *word;
         return done;
+    }
+    // A load that is enqueued at once and runs when it may.
+    result<ticket> load_after(queue& line, const std::uint64_t* at, std::atomic<bool>& may_go) {
+        return launch(line, {reads(at, 8)}, [&](cuda_stream& s) {
+            auto blocked = s.owner().call(
+                s.queue(),
+                [](void* go) noexcept {
+                    while (!static_cast<std::atomic<bool>*>(go)->load()) {
+                        std::this_thread::yield();
+                    }
+                },
+                &may_go);
+            return blocked ? mover.move(s, to_address(word), to_address(at)) : blocked.error();
+        });
     }
     status store(queue& line, std::uint64_t* at, std::uint64_t value) {
         *word = value;
@@ -263,6 +280,90 @@ TEST_CASE("a user's stream as a queue of the space") {
     auto software = space::create_soft({{.bytes = 64_MiB}});
     REQUIRE(software);
     CHECK(software->adopt_stream(nullptr).code() == errc::unsupported);
+}
+
+TEST_CASE(
+    "read-mostly pages: one copy at a time is seen, and no kernel loses the one that it reads") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r;
+    queue line = r.make_queue();
+    std::uint64_t* data = r.map(2_MiB, {.is_read_mostly = true});
+    data[1] = 5;
+    std::uint64_t seen = 0;
+    for (int round = 0; round < 3; ++round) {
+        REQUIRE(r.load(line, data + 1, seen));
+        CHECK(seen == 5);
+        CHECK(data[1] == 5);
+    }
+    unsigned copies = 0;
+    r.of.for_each_granule([&](const granule_view& one) { copies += one.copies; });
+    CHECK(copies == 2);
+    CHECK(r.of.statistics().nodes[1].counters.bytes_in == 2_MiB);  // copied once
+
+    // A kernel that has yet to run depends on the device's copy: the CPU waits for it.
+    std::atomic<bool> may_go{false};
+    std::atomic<bool> has_read{false};
+    auto point = r.load_after(line, data + 1, may_go);
+    REQUIRE(point);
+    std::thread cpu{[&] { has_read = *static_cast<volatile std::uint64_t*>(data + 1) == 5; }};
+    std::this_thread::sleep_for(std::chrono::milliseconds{30});
+    CHECK_FALSE(has_read);
+    may_go = true;
+    CHECK(line.wait(*point));
+    cpu.join();
+    CHECK(has_read);
+    CHECK(*r.word == 5);
+
+    data[1] = 6;  // a write ends the copies
+    REQUIRE(r.load(line, data + 1, seen));
+    CHECK(seen == 6);
+    REQUIRE(r.store(line, data + 1, 7));
+    CHECK(data[1] == 7);
+    CHECK(r.of.is_valid());
+    REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE(
+    "read-mostly pages on two devices: a launch waits for the other's, and each gets the data") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r{32_MiB, "first_touch", 2};
+    if (r.of.devices().size() < 2) {
+        MESSAGE("skipped: one device only");
+        return;
+    }
+    queue first = r.make_queue();
+    queue second = std::move(r.of.make_queue(r.of.devices()[1]).value());
+    std::uint64_t* data = r.map(2_MiB, {.is_read_mostly = true});
+    data[1] = 5;
+    std::uint64_t seen = 0;
+    for (int round = 0; round < 2; ++round) {
+        REQUIRE(r.load(first, data + 1, seen));
+        CHECK(seen == 5);
+        REQUIRE(r.load(second, data + 1, seen));
+        CHECK(seen == 5);
+        CHECK(data[1] == 5);
+    }
+    std::atomic<bool> may_go{false};
+    std::atomic<bool> has_launched{false};
+    auto point = r.load_after(first, data + 1, may_go);
+    REQUIRE(point);
+    std::thread other{[&] {
+        auto later = launch(second, {reads(data, 16)}, [](cuda_stream&) {});
+        has_launched = true;
+        CHECK(later);
+    }};
+    std::this_thread::sleep_for(std::chrono::milliseconds{30});
+    CHECK_FALSE(has_launched);
+    may_go = true;
+    CHECK(first.wait(*point));
+    other.join();
+    CHECK(*r.word == 5);
+    CHECK(r.of.is_valid());
+    REQUIRE(r.of.unmap(data));
 }
 
 TEST_CASE("CPU threads and launches on the same pages at once") {

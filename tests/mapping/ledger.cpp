@@ -69,3 +69,20 @@ TEST_CASE("ledger: one per node and process") {
     CHECK(ledger_of(any_host, 7_MiB) == nullptr);
     CHECK(ledger_of(node_id{INT32_MAX}, 7_MiB) == nullptr);
 }
+
+TEST_CASE("what the driver takes beside frames comes off the budget, not off what was measured") {
+    ledger book;
+    book.open(64_MiB);
+    book.set_overhead(4_MiB);
+    CHECK(book.limit() == 64_MiB);
+    book.set_budget(16_MiB);
+    CHECK(book.limit() == 12_MiB);
+    book.set_budget(2_MiB);
+    CHECK(book.limit() == 0);
+    CHECK_FALSE(book.try_reserve(1));
+    book.set_budget(16_MiB);
+    book.set_capacity(8_MiB);
+    CHECK(book.limit() == 8_MiB);
+    book.set_budget(no_budget);
+    CHECK(book.limit() == 8_MiB);
+}

@@ -99,6 +99,48 @@ TEST_CASE("no_faults: a CPU touch waits for the kernel that uses the page") {
     CHECK(seen == 11);
 }
 
+TEST_CASE("no_faults: where an address has one view, the copies of a page are seen in turn") {
+    soft::device_options one = device_of(16_MiB, false);
+    one.split_views = false;
+    rig r{{one, one}};
+    auto* data = r.map(2_MiB, {.granule_bytes = page_bytes, .is_read_mostly = true});
+    fill<std::uint64_t>(data, 2_MiB, 1);
+    // Who has another frame in view than the one named.
+    const auto others_see = [&](node_id viewer) {
+        unsigned count = 0;
+        for (node_id other : {r.host(), r.device(0), r.device(1)}) {
+            count += other != viewer && r.mapped(data, other) != access::none ? 1 : 0;
+        }
+        return count;
+    };
+    REQUIRE(r.of().advise(r.device(), data, 2_MiB, advice::will_need));
+    CHECK(r.state(data) == residency::duplicated);
+    CHECK(r.count_wrong_on_device<std::uint64_t>(data, 2_MiB, 1) == 0);
+    CHECK(r.mapped(data, r.device()) == access::read);
+    CHECK(others_see(r.device()) == 0);
+    CHECK(count_wrong<std::uint64_t>(data, 2_MiB, 1) == 0);
+    CHECK(r.mapped(data, r.host()) == access::read);
+    CHECK(others_see(r.host()) == 0);
+    CHECK(r.count_wrong_on_device<std::uint64_t>(data, 2_MiB, 1, 1) == 0);
+    CHECK(others_see(r.device(1)) == 0);
+    CHECK(r.state(data) == residency::duplicated);  // nothing was copied back or lost for it
+
+    // A kernel that uses its copy keeps the view; who else looks waits.
+    auto kernel = r.start_kernel<std::uint64_t>(data, 0, 0, access::read);
+    CHECK(others_see(r.device()) == 0);
+    std::atomic<std::uint64_t> seen{0};
+    std::thread reader{[&] { seen = static_cast<volatile std::uint64_t*>(data)[1]; }};
+    nap(30);
+    CHECK(seen == 0);
+    CHECK(r.mapped(data, r.device()) == access::read);
+    REQUIRE(r.finish(kernel));
+    reader.join();
+    CHECK(seen == 2);
+    data[0] = 9;  // a write ends the copies
+    CHECK(r.state(data) == residency::on_host);
+    CHECK(r.read_on_device(data) == 9);
+}
+
 TEST_CASE("no_faults: two devices, and host memory that one of them has mapped") {
     rig r{{device_of(16_MiB, false), device_of(16_MiB, false)}};
     auto* data = r.map(2_MiB, {.granule_bytes = 2_MiB, .preferred = r.host()});

@@ -21,6 +21,29 @@ TEST_CASE("reclaim: a lowered budget demotes pages at once, with their contents"
     CHECK(r.usage(r.device()).limit == 32_MiB);
 }
 
+TEST_CASE("reclaim: two who lower one budget at once do not stand in each other's way") {
+    rig r;
+    auto* data = r.map(24_MiB);
+    auto& engine = r.of().state().engine;
+    xmm::node& device = *r.of().state().core.find_node(r.device());
+    for (int round = 0; round < 20; ++round) {
+        REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
+        r.fill_on_device<std::uint64_t>(data, 24_MiB, 1);
+        device.book->set_budget(2_MiB);
+        std::atomic<int> failures{0};
+        std::vector<std::thread> both;
+        for (int i = 0; i < 2; ++i) {
+            both.emplace_back([&] { failures += engine.frames.shrink_to_limit(device) ? 0 : 1; });
+        }
+        for (std::thread& one : both) {
+            one.join();
+        }
+        CHECK(failures == 0);
+        CHECK(r.usage(r.device()).used <= 2_MiB);
+    }
+    REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
+}
+
 TEST_CASE("reclaim: free frames go first when the budget is lowered") {
     rig r;
     auto* data = r.map(8_MiB);

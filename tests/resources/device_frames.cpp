@@ -57,6 +57,39 @@ struct rig {
     slot_span* b = nullptr;
 };
 
+// The first `left` waits fail.
+class failing_waits final : public frame_port {
+public:
+    explicit failing_waits(fake_frames& real) : real_{real} {}
+    unsigned left = 0;
+    errc code = errc::busy;
+
+    result<address> reserve(std::size_t bytes, std::size_t slot_bytes) noexcept override {
+        return real_.reserve(bytes, slot_bytes);
+    }
+    void release(va_range range) noexcept override { real_.release(range); }
+    result<port_frame> create(std::size_t bytes) noexcept override { return real_.create(bytes); }
+    void drop(port_frame one, std::size_t bytes) noexcept override { real_.drop(one, bytes); }
+    status map(address at, port_frame one, std::size_t bytes) noexcept override {
+        return real_.map(at, one, bytes);
+    }
+    void unmap(address at, port_frame one, std::size_t bytes) noexcept override {
+        real_.unmap(at, one, bytes);
+    }
+    result<ticket> record(queue_id queue) noexcept override { return real_.record(queue); }
+    bool is_done(ticket point) noexcept override { return real_.is_done(point); }
+    status wait(ticket point) noexcept override {
+        if (left != 0) {
+            --left;
+            return fail(code, "told to fail");
+        }
+        return real_.wait(point);
+    }
+
+private:
+    fake_frames& real_;
+};
+
 }  // namespace
 
 TEST_CASE("device_frames: a range has frames from acquire on, and keeps them idle after release") {
@@ -280,6 +313,47 @@ TEST_CASE("device_frames: trim drops the idle of one tag, and not more than aske
     frames.release(weights);
     frames.release(rest);
     CHECK(port.faults() == "");
+}
+
+TEST_CASE("device_frames: a span goes though its queue cannot be asked any more") {
+    fake_frames port;
+    device_frames frames{port, {.slack = 0, .patience = 70}};
+    slot_span* span = frames.reserve(8 * slot, slot, queue_id{1}).value();
+    REQUIRE(frames.acquire(*span, span->range()));
+    frames.release(*span, span->range());
+    port.fail_with_chance(0, 0, 0, 1000);
+    frames.release(span);
+    CHECK(port.calls().record >= 70);
+    CHECK(port.frame_count() == 0);
+    CHECK(port.reservation_count() == 0);
+    CHECK(port.faults() == "");
+}
+
+TEST_CASE(
+    "device_frames: a wait that fails is no sign that the work is done, unless the queue is over") {
+    fake_frames real;
+    failing_waits port{real};
+    device_frames frames{port, {.slack = 0}};
+    slot_span* span = frames.reserve(8 * slot, slot, queue_id{1}).value();
+    REQUIRE(frames.acquire(*span, span->range()));
+    real.use(span->range(), {1});
+    frames.release(*span, span->range());
+    SUBCASE("busy a few times") {
+        port.left = 5;
+        frames.release(span);
+        CHECK(port.left == 0);
+        CHECK(real.calls().wait > 0);
+        CHECK(real.faults() == "");
+    }
+    SUBCASE("the device is lost") {
+        port.left = 1000;
+        port.code = errc::device_lost;
+        frames.release(span);
+        CHECK(port.left == 999);
+        CHECK(real.calls().wait == 0);
+    }
+    CHECK(real.frame_count() == 0);
+    CHECK(real.reservation_count() == 0);
 }
 
 TEST_CASE("device_frames: no address space is a failure, and nothing is left of it") {

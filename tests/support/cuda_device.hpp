@@ -125,7 +125,20 @@ private:
         }
     }
 
-    static status move_on_device(const cuda::stream& line, address to, address from) noexcept {
+    status move_on_device(const cuda::stream& line, address to, address from) noexcept {
+        const cuda::driver& on = cuda::driver::instance();
+        cuda::CUfunction& kernel = kernels_[static_cast<std::size_t>(line.ordinal())];
+        if (kernel == nullptr) {
+            if (const status loaded = load(on, kernel); !loaded) {
+                return loaded;
+            }
+        }
+        std::array<void*, 2> arguments{&to, &from};
+        return on.call(&cuda::driver_api::launch_kernel, kernel, 1u, 1u, 1u, 1u, 1u, 1u, 0u,
+                       line.native(), arguments.data(), static_cast<void**>(nullptr));
+    }
+    // It goes with the context.
+    static status load(const cuda::driver& on, cuda::CUfunction& kernel) noexcept {
         static constexpr const char* text = R"(
 .version 7.0
 .target sm_70
@@ -138,28 +151,17 @@ private:
     st.global.u64 [%a], %v;
     ret;
 })";
-        const cuda::driver& on = cuda::driver::instance();
         cuda::CUmodule code = nullptr;
-        cuda::CUfunction kernel = nullptr;
         if (!on.has(&cuda::driver_api::launch_kernel)) {
             return fail(errc::unsupported, "this driver launches no kernels");
         }
-        status outcome =
+        const status loaded =
             on.call(&cuda::driver_api::module_load_data, &code, static_cast<const void*>(text));
-        outcome = outcome
-                      ? on.call(&cuda::driver_api::module_get_function, &kernel, code, "move_word")
-                      : outcome;
-        if (!outcome) {
-            return outcome;
-        }
-        std::array<void*, 2> arguments{&to, &from};
-        outcome = on.call(&cuda::driver_api::launch_kernel, kernel, 1u, 1u, 1u, 1u, 1u, 1u, 0u,
-                          line.native(), arguments.data(), static_cast<void**>(nullptr));
-        outcome = outcome ? line.synchronize() : outcome;
-        (void)on.call(&cuda::driver_api::module_unload, code);
-        return outcome;
+        return loaded ? on.call(&cuda::driver_api::module_get_function, &kernel, code, "move_word")
+                      : loaded;
     }
 
+    std::array<cuda::CUfunction, cuda::device::max_devices> kernels_{};  // by ordinal
     soft_launch* const soft_launch_ = find_in_libcuda<soft_launch>("xmmSoftCudaLaunch");
 };
 

@@ -29,6 +29,7 @@ enum class ability : std::uint32_t {
     peer = 1u << 6,                // devices reach each other's frames
     exportable = 1u << 7,          // frames can be handed to other processes
     host_calls = 1u << 8,          // call() runs a host function in queue order
+    split_views = 1u << 9,         // accessors may see different frames at one address
 };
 
 struct abilities {
@@ -54,6 +55,8 @@ struct node_description {
     std::uint64_t link_latency_ns = 0;
     node_id nearest_host = any_host;
     std::size_t headroom_bytes = 0;  // that other users of the node should always find free
+    // A device's tables for host frames take one byte of its memory for so many of theirs; 0: none.
+    std::size_t host_bytes_per_table_byte = 0;
     // How many bytes of free frames are worth keeping: many where creating one takes long.
     std::size_t kept_bytes = std::size_t{256} << 20;
     // Making a mapping read-only costs about as much as clearing it: who moves a page clears it at once.

@@ -2,7 +2,7 @@
 // ledger.hpp - how much of a node's memory xmm may hold, and how much it holds.
 //
 // Model    One ledger per node and process, whatever number of spaces and heaps draw from the node.
-//          limit = min(budget, capacity), in bytes; both may change at any time, the capacity as others take
+//          limit = min(budget - overhead, capacity), in bytes; both may change at any time, the capacity as others take
 //          memory of the node, and `used` be above the limit until frames are given back. `used` counts every byte of frames created and not
 //          dropped, cached ones too.
 // Threads  Any; lock-free.
@@ -48,7 +48,17 @@ public:
     void set_capacity(std::size_t bytes) noexcept {
         capacity_.store(bytes, std::memory_order_relaxed);
     }
-    [[nodiscard]] std::size_t limit() const noexcept { return std::min(budget(), capacity()); }
+    // What the driver takes of the node's memory for our sake beside the frames: tables that map them. Of the budget,
+    // not of the capacity, which is measured without it.
+    void set_overhead(std::size_t bytes) noexcept {
+        overhead_.store(bytes, std::memory_order_relaxed);
+    }
+    [[nodiscard]] std::size_t limit() const noexcept {
+        const std::size_t wanted = budget();
+        const std::size_t overhead = overhead_.load(std::memory_order_relaxed);
+        return std::min(wanted == no_budget ? wanted : wanted - std::min(wanted, overhead),
+                        capacity());
+    }
     void set_budget(std::size_t bytes) noexcept { budget_.store(bytes, std::memory_order_relaxed); }
 
     [[nodiscard]] bool try_reserve(std::size_t bytes) noexcept {
@@ -75,6 +85,7 @@ private:
 
     std::atomic<std::size_t> capacity_{0};
     std::atomic<std::size_t> budget_{no_budget};
+    std::atomic<std::size_t> overhead_{0};
     std::atomic<std::size_t> used_{0};
     std::atomic<std::size_t> peak_{0};
 };

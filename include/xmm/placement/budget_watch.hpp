@@ -61,6 +61,14 @@ public:
         if (one.is_host || !one.driver.has_free_bytes()) {
             return false;
         }
+        if (one.about.host_bytes_per_table_byte != 0) {
+            std::size_t host_bytes = 0;
+            for (unsigned slot = 0; slot < space_.host_count(); ++slot) {
+                host_bytes += space_.at_slot(slot).book->used();
+            }
+            const std::size_t tables = host_bytes / one.about.host_bytes_per_table_byte;
+            one.book->set_overhead(align_up(tables, page_bytes) + page_bytes);
+        }
         // Before the driver is asked: what is created in between then counts as free, and only until the next look.
         const std::size_t used = one.book->used();
         if (result<std::size_t> free = one.driver.free_bytes(one.id)) {

@@ -285,6 +285,8 @@ private:
         const status entered = moves_.enter_locked(page, state.accessor, who);
         if (entered) {
             moves_.relink_locked(page);
+        } else if (entered.code == errc::busy && page.is_firmly_used()) {
+            return {.kind = step::await_uses, .va = page.va};
         }
         return {.outcome = entered};
     }

@@ -130,6 +130,9 @@ public:
         XMM_ASSERT(seen != nullptr, "nothing to map");
         const run whole{one.va, seen->backing, who};
         node& at = space_.at_slot(accessor);
+        if (status alone = clear_other_views_locked(one, accessor); !alone) {
+            return alone;
+        }
         if (progress entered = at.driver.pmap_enter(at.id, {&whole, 1}); !entered) {
             return entered.outcome;
         }
@@ -298,7 +301,8 @@ private:
         for (unsigned accessor = 0; accessor < space_.node_count(); ++accessor) {
             unsigned count = 0;
             for (page_move* one : sorted) {
-                if (one->outcome && one->accessor == accessor) {
+                if (one->outcome && one->accessor == accessor &&
+                    clear_other_views_locked(*one->moved, accessor)) {
                     if (frame_record* seen = visible_frame(*one->moved, accessor)) {
                         runs[count] = {one->moved->va, seen->backing, one->who};
                         owners[count++] = one;
@@ -319,6 +323,28 @@ private:
 
     // ---- parts of a record, page lock held
 
+    // Where all accessors see one frame at an address, those that see another one than this accessor is about to
+    // give way; busy: a kernel depends on what it sees.
+    status clear_other_views_locked(granule& one, unsigned accessor) noexcept {
+        if (one.current() != residency::duplicated) {
+            return {};
+        }
+        for (unsigned other = 0; other < space_.node_count(); ++other) {
+            const node& device = space_.at_slot(other == cpu_accessor ? accessor : other);
+            if (other == accessor || one.mapped[other] == access::none ||
+                device.can(ability::split_views) ||
+                visible_frame(one, other) == visible_frame(one, accessor)) {
+                continue;
+            }
+            if (other != cpu_accessor && one.is_firmly_used()) {
+                return fail(errc::busy, "a kernel uses another copy of the page");
+            }
+            if (status cleared = clear_locked(one, other); !cleared) {
+                return cleared;
+            }
+        }
+        return {};
+    }
     status clear_locked(granule& one, unsigned accessor) noexcept {
         if (one.mapped[accessor] == access::none) {
             return {};

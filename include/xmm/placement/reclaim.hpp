@@ -11,6 +11,11 @@
 // Failure  no_memory when nothing is left to take; the pages are as before.
 #pragma once
 
+#include <array>
+#include <system_error>
+#include <thread>
+
+#include <xmm/os/signal_mask.hpp>
 #include <xmm/placement/move.hpp>
 
 namespace xmm {
@@ -27,6 +32,7 @@ struct shortage {
 class reclaimer {
 public:
     static constexpr std::size_t batch_bytes = std::size_t{32} << 20;
+    static constexpr unsigned shrinking_threads = 4;
 
     reclaimer(address_space& space, mover& moves) noexcept : space_{space}, moves_{moves} {}
 
@@ -93,13 +99,28 @@ public:
     // keep it above.
     bool shrink_to_limit(node& one) noexcept {
         one.pool.trim(0);
-        while (one.book->used() > one.book->limit()) {
-            if (reclaim(one, one.book->used() - one.book->limit()) == 0) {
-                return false;
+        // One batch is copied while others are cleared, mapped and dropped.
+        std::array<std::thread, shrinking_threads - 1> others;
+        const std::size_t used = one.book->used();
+        if (used > one.book->limit() && used - one.book->limit() >= 8 * batch_bytes) {
+            const detail::signals_blocked quiet;  // signals belong to the program's own threads
+            for (std::thread& other : others) {
+                try {
+                    other = std::thread{[&] { static_cast<void>(shrink_alone(one)); }};
+                } catch (const std::system_error&) {
+                    break;  // fewer do as well
+                }
             }
-            one.pool.trim(0);
         }
-        return true;
+        const bool is_below = shrink_alone(one);
+        bool are_others = false;
+        for (std::thread& other : others) {
+            if (other.joinable()) {
+                other.join();
+                are_others = true;
+            }
+        }
+        return is_below || (are_others && shrink_alone(one));
     }
 
     [[nodiscard]] bool can_move_locked(const granule& one) noexcept {
@@ -108,6 +129,24 @@ public:
     }
 
 private:
+    bool shrink_alone(node& one) noexcept {
+        for (;;) {
+            // acquire: pairs with the release in reclaim; read before the ledger is.
+            const std::uint32_t ended = one.reclaims_ended.load(std::memory_order_acquire);
+            const std::size_t used = one.book->used();
+            const std::size_t limit = one.book->limit();
+            if (used <= limit) {
+                return true;
+            }
+            const std::size_t part =
+                std::max((used - limit) / shrinking_threads, std::min(used - limit, batch_bytes));
+            if (reclaim(one, part) == 0 && !await_others(one, ended)) {
+                return one.book->used() <= one.book->limit();
+            }
+            one.pool.trim(0);
+        }
+    }
+
     std::size_t reclaim_counted(node& from, std::size_t wanted) noexcept {
         space_.uses().retire_finished();  // pages of finished kernels may go
         // acquire: pairs with the release in device_heap.

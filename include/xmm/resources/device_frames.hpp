@@ -13,7 +13,7 @@
 //          outside of it.
 // Failure  no_memory when the port has neither address space nor frames: then nothing was acquired, and
 //          frames created on the way are dropped again.
-// See      slot_span.hpp, frame_port.hpp.
+// See      slot_span.hpp, stale_mappings.hpp, frame_port.hpp.
 #pragma once
 
 #include <algorithm>
@@ -34,12 +34,16 @@
 #include <xmm/core/types.hpp>
 #include <xmm/resources/frame_port.hpp>
 #include <xmm/resources/slot_span.hpp>
+#include <xmm/resources/stale_mappings.hpp>
 
 namespace xmm {
 
 struct device_frames_options {
     // How far above the peak of live bytes frames are created rather than taken; in 1/1024.
-    std::uint32_t slack = 8;
+    std::uint32_t slack = 7;
+    // How often a queue is asked again whose port cannot tell how far it is: a millisecond each but for the first
+    // 64. A span that is given back takes it to be over then.
+    std::uint32_t patience = 4096;
 };
 
 struct frame_counts {
@@ -84,7 +88,8 @@ public:
     // The same with a user, and so a lock, of the span's own.
     [[nodiscard]] result<slot_span*> reserve(std::size_t bytes, std::size_t slot_bytes,
                                              queue_id queue, std::uint32_t tag = 0) noexcept;
-    // No block overlaps it any more. Waits for its queue where a frame is still in use.
+    // No block overlaps it any more. Waits for its queue where a frame is still in use; a queue that is over, or that
+    // its port cannot tell about for `patience`, uses nothing.
     void release_locked(slot_span* span) noexcept;
     void release(slot_span* span) noexcept;
 
@@ -214,14 +219,6 @@ private:
             return a.span->slot_begin(a.slot) < b.span->slot_begin(b.slot);
         }
     };
-    // A frame that went to another slot and is still mapped here: work may use the old mapping, and the frame
-    // may come back.
-    struct stale_mapping {
-        slot_span* span;
-        std::size_t slot;
-        port_frame frame;
-        std::uint64_t stamp;
-    };
     enum class outcome { done, wait, none };
     // Of one call of give or trim.
     struct errand {
@@ -237,9 +234,6 @@ private:
         status why;
     };
     static constexpr unsigned most_retries = 64;
-    static constexpr unsigned most_retries_unlocked =
-        4096;  // of a millisecond each but for the first
-    static constexpr std::size_t most_stale = 4096;
     static constexpr std::uint64_t just_created = ~std::uint64_t{0};  // a stamp, within one call
 
     [[nodiscard]] std::uint64_t next_stamp(slot_span& span) noexcept {
@@ -255,14 +249,14 @@ private:
         job.has_unfinished = true;
     }
     // All that could be taken has been: is there something to wait for?
-    static outcome none_left(errand& job) noexcept {
+    outcome none_left(errand& job) const noexcept {
         if (job.has_unfinished && job.until.value != 0) {
             return outcome::wait;
         }
         const bool is_worth_it = job.has_unfinished || job.has_skipped;
         job.until = {};
         // Who holds no lock can wait for those that do: they may be waiting for a queue.
-        const unsigned most = job.own != nullptr ? most_retries : most_retries_unlocked;
+        const unsigned most = job.own != nullptr ? most_retries : options_.patience;
         return is_worth_it && job.retries < most ? outcome::wait : outcome::none;
     }
     [[nodiscard]] std::size_t limit_for(std::size_t asked) const noexcept {
@@ -281,16 +275,10 @@ private:
     std::size_t trim_where(std::size_t keep_bytes, const std::uint32_t* tag,
                            bool may_wait = true) noexcept;
     status pause(errand& job) noexcept;
+    bool pause_release(errand& job) noexcept;
 
     void list_idle_locked(errand& job) noexcept;
     bool claim_locked(const idle_slot& victim, errand& job, port_frame& taken) noexcept;
-    // Whether the work of this user's queue up to that release is done; if not, what to wait for.
-    bool is_finished_locked(frame_user& user, std::uint64_t stamp, ticket& until) noexcept {
-        return user.points_.is_reached(*port_, user.queue_, stamp, user.listed_, until);
-    }
-    bool end_stale_locked(std::size_t index, ticket& until) noexcept;
-    bool end_stale_at_locked(const slot_span& span, std::size_t slot, ticket& until) noexcept;
-    bool end_stale_of_locked(port_frame frame, ticket& until) noexcept;
     void drop_locked(port_frame frame, std::size_t bytes) noexcept {
         port_->drop(frame, bytes);
         counts_.reserved_bytes -= bytes;
@@ -305,7 +293,7 @@ private:
     frame_counts counts_;
     std::vector<idle_slot> idle_;    // what list_idle_locked found, of the size that is wanted
     std::vector<idle_slot> others_;  // of other sizes
-    std::vector<stale_mapping> stale_;
+    stale_mappings stale_;
     std::size_t slot_count_ = 0;           // of all spans
     std::atomic<std::uint32_t> epoch_{0};  // counts the calls that gave frames
     alignas(64) std::atomic<std::size_t> live_{0};
@@ -336,7 +324,9 @@ inline result<slot_span*> device_frames::reserve_locked(frame_user& user, std::s
             // Room for every slot, so that listing the idle ones allocates nothing: faults do it, too.
             idle_.reserve(slot_count_ + span->count_);
             others_.reserve(slot_count_ + span->count_);
-            stale_.reserve(std::min(slot_count_ + span->count_, most_stale));
+            if (!stale_.reserve(slot_count_ + span->count_)) {
+                return false;
+            }
         } catch (const std::bad_alloc&) {
             return false;
         }
@@ -384,12 +374,12 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
             user.listed_ = user.stamp_;
             for (std::size_t slot = 0; slot < span->count_; ++slot) {
                 XMM_ASSERT(span->blocks_[slot] == 0, "a span is released with a block in it");
-                if (span->stale_[slot] && !end_stale_at_locked(*span, slot, job.until)) {
+                if (span->stale_[slot] && !stale_.end_at(*port_, *span, slot, job.until)) {
                     is_empty = false;
                 } else if (span->has_frame(slot)) {
                     const port_frame frame = span->frames_[slot];
-                    if (!is_finished_locked(user, span->stamps_[slot], job.until) ||
-                        !end_stale_of_locked(frame, job.until)) {
+                    if (!user.is_finished(*port_, span->stamps_[slot], job.until) ||
+                        !stale_.end_of(*port_, frame, job.until)) {
                         is_empty = false;
                         continue;
                     }
@@ -415,8 +405,8 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
                 }
             }
         });
-        if (!is_empty && !pause(job)) {
-            // The queue is lost: nothing of it runs any more.
+        if (!is_empty && !pause_release(job)) {
+            // All that is left is of this queue: a frame goes to another one only when nothing uses it.
             with(lock_, [&] { user.points_.set_reached(user.stamp_); });
         }
     }
@@ -474,7 +464,7 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
     if (span.stale_[slot] && take_again_locked(span, slot, job)) {
         return outcome::done;
     }
-    if (span.stale_[slot] && !end_stale_at_locked(span, slot, job.until)) {
+    if (span.stale_[slot] && !stale_.end_at(*port_, span, slot, job.until)) {
         return outcome::wait;
     }
     const std::size_t bytes = span.slot_bytes();
@@ -510,14 +500,13 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
         job.why = mapped;
         if (!is_created && from.span->stale_[from.slot]) {
             // It is still mapped where it was: there it stays.
-            stale_.pop_back();
-            from.span->stale_[from.slot].store(false, std::memory_order_relaxed);
+            stale_.take_back();
             from.span->frames_[from.slot] = frame;
             from.span->set_mapped(from.slot);
         } else {
             // Older mappings of it are of work that is done, or it could not have been taken.
             ticket until;
-            (void)end_stale_of_locked(frame, until);
+            (void)stale_.end_of(*port_, frame, until);
             drop_locked(frame, bytes);
         }
         return outcome::none;
@@ -536,8 +525,7 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
 inline bool device_frames::take_again_locked(slot_span& span, std::size_t slot,
                                              errand& job) noexcept {
     list_idle_locked(job);
-    const auto old = std::ranges::find_if(
-        stale_, [&](const stale_mapping& one) { return one.span == &span && one.slot == slot; });
+    const stale_mappings::entry* old = stale_.find(span, slot);
     const auto at = std::ranges::find_if(idle_, [&](const idle_slot& one) {
         return one.span->frames_[one.slot].handle == old->frame.handle;
     });
@@ -548,13 +536,11 @@ inline bool device_frames::take_again_locked(slot_span& span, std::size_t slot,
     frame_user& user = *victim.span->user_;
     ticket point;
     port_frame taken;
-    if ((&user != job.own && !is_finished_locked(user, victim.stamp, point)) ||
+    if ((&user != job.own && !user.is_finished(*port_, victim.stamp, point)) ||
         !claim_locked(victim, job, taken)) {
         return false;
     }
-    *old = {victim.span, victim.slot, taken, victim.stamp};
-    victim.span->stale_[victim.slot].store(true, std::memory_order_relaxed);
-    span.stale_[slot].store(false, std::memory_order_relaxed);
+    stale_.turn(*old, {victim.span, victim.slot, taken, victim.stamp});
     span.frames_[slot] = taken;
     span.stamps_[slot] = 0;
     span.set_mapped(slot);
@@ -571,9 +557,9 @@ inline device_frames::outcome device_frames::take_locked(errand& job, idle_slot&
         idle_.pop_back();
         frame_user& user = *victim.span->user_;
         ticket point;
-        const bool is_finished = is_finished_locked(user, victim.stamp, point);
-        const bool is_aliased = (is_finished || &user == job.own) && port_->can_alias() &&
-                                stale_.size() < stale_.capacity();
+        const bool is_finished = user.is_finished(*port_, victim.stamp, point);
+        const bool is_aliased =
+            (is_finished || &user == job.own) && port_->can_alias() && stale_.has_room();
         if (!is_finished && !is_aliased) {
             note_unfinished(job, point);
             continue;
@@ -582,8 +568,7 @@ inline device_frames::outcome device_frames::take_locked(errand& job, idle_slot&
             continue;
         }
         if (is_aliased) {
-            stale_.push_back({victim.span, victim.slot, taken, victim.stamp});
-            victim.span->stale_[victim.slot].store(true, std::memory_order_relaxed);
+            stale_.push({victim.span, victim.slot, taken, victim.stamp});
         } else {
             port_->unmap(victim.span->slot_begin(victim.slot), taken, victim.span->slot_bytes());
         }
@@ -625,8 +610,8 @@ inline device_frames::outcome device_frames::drop_coldest_locked(
         from.pop_back();
         ticket point;
         port_frame taken;
-        const bool is_finished = is_finished_locked(*victim.span->user_, victim.stamp, point) &&
-                                 end_stale_of_locked(victim.span->frames_[victim.slot], point);
+        const bool is_finished = victim.span->user_->is_finished(*port_, victim.stamp, point) &&
+                                 stale_.end_of(*port_, victim.span->frames_[victim.slot], point);
         if (!is_finished) {
             note_unfinished(job, point);
         } else if (claim_locked(victim, job, taken)) {
@@ -688,6 +673,19 @@ inline status device_frames::pause(errand& job) noexcept {
         std::this_thread::sleep_for(std::chrono::milliseconds{1});
     }
     return {};
+}
+
+// False: the queue is over, or counts as over.
+inline bool device_frames::pause_release(errand& job) noexcept {
+    const status waited = pause(job);
+    if (is_over(waited.code)) {
+        return false;
+    }
+    if (!waited) {
+        job.until = {};  // no answer, as if the port could not tell
+        (void)pause(job);
+    }
+    return job.retries < options_.patience;
 }
 
 // ---- idle slots, and what may still use them
@@ -752,39 +750,6 @@ inline bool device_frames::claim_locked(const idle_slot& victim, errand& job,
         span.user_->lock_.unlock();
     }
     return is_idle;
-}
-
-inline bool device_frames::end_stale_locked(std::size_t index, ticket& until) noexcept {
-    const stale_mapping one = stale_[index];
-    if (!is_finished_locked(*one.span->user_, one.stamp, until)) {
-        return false;
-    }
-    port_->unmap(one.span->slot_begin(one.slot), one.frame, one.span->slot_bytes());
-    one.span->stale_[one.slot].store(false, std::memory_order_relaxed);
-    stale_[index] = stale_.back();
-    stale_.pop_back();
-    return true;
-}
-
-inline bool device_frames::end_stale_at_locked(const slot_span& span, std::size_t slot,
-                                               ticket& until) noexcept {
-    for (std::size_t i = 0; i < stale_.size(); ++i) {
-        if (stale_[i].span == &span && stale_[i].slot == slot) {
-            return end_stale_locked(i, until);
-        }
-    }
-    return true;
-}
-
-inline bool device_frames::end_stale_of_locked(port_frame frame, ticket& until) noexcept {
-    for (std::size_t i = 0; i < stale_.size();) {
-        if (stale_[i].frame.handle != frame.handle) {
-            ++i;
-        } else if (!end_stale_locked(i, until)) {
-            return false;
-        }
-    }
-    return true;
 }
 
 inline bool device_frames::is_valid() const noexcept {

@@ -4,8 +4,8 @@
 // Model    One heap serves one queue of a device. Address space is free and plenty, frames are not: a block goes
 //          where the fewest frames are missing, and of such places into the smallest free extent. Blocks that
 //          will soon be gone, judged by those before them, live in an area of their own, so that the others
-//          stay together. Slots grow with the device's peak of live bytes: a move costs the same whatever
-//          the slot's size, while half a slot is lost at the end of each run of blocks.
+//          stay together. Slots grow with the peak of live bytes: a move costs the same whatever the slot's
+//          size, while half a slot is lost at the end of each run of blocks.
 // Threads  Any. One lock, rank extent_heap; two heaps do not slow each other until frames have to move.
 // Failure  no_memory, and all is as it was. deallocate cannot fail; a pointer that is no block's asserts.
 // See      device_frames.hpp, lifetimes.hpp, extents.hpp.
@@ -30,10 +30,12 @@ namespace xmm {
 struct extent_heap_options {
     std::uint32_t tag = 0;
     // A block whose predecessor lived for fewer allocations than this is short-lived; 0: none is.
-    std::uint32_t short_life = 50;
-    // Slots are of 2, 8, 64 or 512 MiB: the largest of which the device's peak of live bytes holds so many.
-    // Sizes near each other would lose more by making frames anew than they spare in moves.
-    std::uint32_t slots_a_peak = 100;
+    std::uint32_t short_life = 80;
+    // Slots are of 2, 8 or 64 MiB. Sizes near each other would lose more by making frames anew than they spare in
+    // moves. Of 8 from where the device's peak of live bytes holds so many; of 64 when the heap's own peak does: each
+    // heap loses at the ends of its own runs, and where there are many, they are many.
+    std::uint32_t medium_slots_a_peak = 185;
+    std::uint32_t large_slots_a_peak = 90;
     // Address space is reserved for so many slots at once.
     std::uint32_t slots_a_span = 256;
 };
@@ -190,8 +192,15 @@ private:
     };
     static constexpr std::uint32_t long_area = 0;
     static constexpr std::uint32_t short_area = 1;
-    static constexpr std::size_t few_moves = 300;  // in the unit of place::cost
-    static constexpr unsigned most_tries = 256;    // 8 would make three times the moves
+    static constexpr std::size_t medium_slot_bytes = 4 * page_bytes;
+    static constexpr std::size_t large_slot_bytes = 32 * page_bytes;
+    // Microseconds, as is place::cost. A frame that is taken or made, besides one for each MiB; one that was here before
+    // and may be idle elsewhere; one of a size that few have by now, and so may have to be made.
+    static constexpr std::size_t move_cost = 40;
+    static constexpr std::size_t return_cost = 36;
+    static constexpr std::size_t odd_size_cost = 160;
+    static constexpr std::size_t few_moves = 100;
+    static constexpr unsigned most_tries = 256;  // 8 would make three times the moves
     static constexpr std::size_t least_report_bytes = std::size_t{1} << 20;
 
     [[nodiscard]] result<void*> allocate_locked(std::size_t requested,
@@ -229,6 +238,7 @@ private:
     // heaps. Whenever frames are missing it hears of them first.
     void count_live_locked(std::ptrdiff_t bytes) noexcept {
         live_ += static_cast<std::size_t>(bytes);
+        live_peak_ = std::max(live_peak_, live_);
         unreported_ += bytes;
         const auto most =
             static_cast<std::ptrdiff_t>(std::max(least_report_bytes, frames_->live_peak() / 1024));
@@ -253,30 +263,33 @@ private:
     extent_index blocks_;
     lifetimes lifetimes_;
     std::size_t live_ = 0;
+    std::size_t live_peak_ = 0;
     std::ptrdiff_t unreported_ = 0;
 };
 
 // ---- where a block goes
 
 inline std::size_t extent_heap::wanted_slot_bytes(std::size_t bytes) const noexcept {
-    const std::size_t peak = std::max(frames_->live_peak(), live_ + bytes);
-    std::size_t wanted = page_bytes;
-    for (const std::size_t larger : {4 * page_bytes, 32 * page_bytes, largest_frame_bytes}) {
-        wanted = peak / options_.slots_a_peak >= larger ? larger : wanted;
+    const std::size_t soon = live_ + bytes;
+    if (std::max(live_peak_, soon) / options_.large_slots_a_peak >= large_slot_bytes) {
+        return large_slot_bytes;
     }
-    return wanted;
+    const std::size_t peak = std::max(frames_->live_peak(), soon);
+    return peak / options_.medium_slots_a_peak >= medium_slot_bytes ? medium_slot_bytes
+                                                                    : page_bytes;
 }
 
 inline void extent_heap::try_begin_locked(extent& free, address begin, std::size_t bytes,
                                           place& best) const noexcept {
-    // A move costs some 40 us whatever the size; that the bytes cost too keeps small blocks from opening
-    // large slots.
+    // A move costs the same whatever the size; that the bytes cost too keeps small blocks from opening large slots.
+    const std::size_t slot_bytes = free.span->slot_bytes();
     const std::size_t missing = free.span->missing({begin, bytes});
     // A frame that was here before comes back for nothing, if it is to be had.
-    const std::size_t remembered = missing == 0 ? 0 : free.span->remembering({begin, bytes});
+    const std::size_t remembered =
+        missing == 0 ? 0 : std::min(missing, free.span->remembering({begin, bytes}));
+    const std::size_t odd = slot_bytes < areas_[free.area].largest_slot ? odd_size_cost : 0;
     const std::size_t cost =
-        (missing - std::min(missing, remembered)) * (40 + (free.span->slot_bytes() >> 20)) +
-        remembered * 30;
+        (missing - remembered) * (move_cost + (slot_bytes >> 20) + odd) + remembered * return_cost;
     if (cost < best.cost) {
         best = {&free, begin, cost};
     }

@@ -26,6 +26,7 @@
 namespace xmm {
 
 class slot_span;
+class stale_mappings;
 
 // One heap on one queue, as device_frames knows it. Its stamps number its releases, so that "all work up to
 // the release with this stamp" can be asked for.
@@ -47,6 +48,12 @@ public:
 private:
     friend class device_frames;
     friend class slot_span;
+    friend class stale_mappings;
+
+    // Whether the queue's work up to that release is done; if not, what to wait for. Under (D).
+    [[nodiscard]] bool is_finished(frame_port& port, std::uint64_t stamp, ticket& until) noexcept {
+        return points_.is_reached(port, queue_, stamp, listed_, until);
+    }
 
     mutable lock_type lock_;      // (U) in the legend below, (D) is the lock of device_frames
     const queue_id queue_;        //       constant
@@ -121,6 +128,7 @@ public:
 
 private:
     friend class device_frames;
+    friend class stale_mappings;
 
     slot_span(frame_user& user, va_range range, unsigned shift) noexcept
         : user_{&user}, range_{range}, shift_{shift}, count_{range.bytes >> shift} {}
