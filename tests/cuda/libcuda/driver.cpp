@@ -169,9 +169,20 @@ driver& the_driver() {
     return *only;
 }
 
+// Not thread_local: the loader hands out and takes back such memory of a library that was opened late, and the
+// thread sanitizer does not see how that is ordered.
 thread_state& this_thread() noexcept {
-    thread_local thread_state state;
-    return state;
+    static const pthread_key_t key = [] {
+        pthread_key_t made{};
+        ::pthread_key_create(&made, [](void* of) { delete static_cast<thread_state*>(of); });
+        return made;
+    }();
+    auto* state = static_cast<thread_state*>(::pthread_getspecific(key));
+    if (state == nullptr) {
+        state = new thread_state;
+        ::pthread_setspecific(key, state);
+    }
+    return *state;
 }
 
 bool driver::has_host(int numa_node) noexcept {

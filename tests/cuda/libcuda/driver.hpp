@@ -122,9 +122,12 @@ struct driver {
 // Reads the environment at the first call.
 [[nodiscard]] driver& the_driver();
 
+class stream;
+
 // What the calling thread has: its stack of contexts, whether it runs a host function of a stream.
 struct thread_state {
     std::vector<context*> contexts;
+    std::map<const context*, std::weak_ptr<stream>> own_streams;  // CU_STREAM_PER_THREAD
     bool is_in_host_function = false;
     CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 

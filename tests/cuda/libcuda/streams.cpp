@@ -109,12 +109,12 @@ std::shared_ptr<stream> stream_of(CUstream handle) {
         return nullptr;
     }
     if (number == stream_per_thread) {
-        thread_local std::unordered_map<const context*, std::weak_ptr<stream>> mine;
-        auto own = mine[current].lock();
-        if (own == nullptr) {
+        auto& mine = this_thread().own_streams[current];
+        auto own = mine.lock();
+        if (own == nullptr || !all.streams.contains(own.get())) {  // its context had an end since
             own = std::make_shared<stream>(*current, CU_STREAM_DEFAULT, 0, all.next_id++);
             all.streams[own.get()] = own;
-            mine[current] = own;
+            mine = own;
         }
         return own;
     }

@@ -164,6 +164,29 @@ TEST_CASE("the legacy stream waits for blocking streams, they for it, others for
     OK(cu().stream_query(nullptr));
 }
 
+TEST_CASE("each thread has a default stream of its own, for those who ask for it") {
+    NEEDS_SOFT_CUDA();
+    const auto own = reinterpret_cast<CUstream>(stream_per_thread);
+    for (int round = 0; round < 2; ++round) {  // the second in a fresh context
+        const rig r;
+        gate held;
+        OK(launch(own, held.body));
+        CHECK(cu().stream_query(own) == CUDA_ERROR_NOT_READY);
+        std::thread{[&] {
+            MUST(cu().ctx_push_current(r.context));
+            std::atomic<bool> has_run{false};
+            kernel_body runs = [&](soft_cuda::accessor&) { has_run = true; };
+            OK(cu().stream_query(own));  // another one
+            OK(launch(own, runs));
+            OK(cu().stream_synchronize(own));
+            CHECK(has_run);
+        }}.join();
+        CHECK(cu().stream_query(nullptr) == CUDA_ERROR_NOT_READY);  // it is a blocking one
+        held.is_open = true;
+        OK(cu().stream_synchronize(own));
+    }
+}
+
 TEST_CASE("many threads at once") {
     NEEDS_SOFT_CUDA();
     const rig r;
