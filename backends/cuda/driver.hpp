@@ -159,11 +159,13 @@ private:
     status state_;
 };
 
-// While it lives, a device's context is the thread's.
+// While it lives, a device's context is the thread's; null: the thread's stays, if it has one.
 class current_context {
 public:
     current_context(const driver& on, CUcontext context) noexcept
-        : driver_{on}, is_pushed_{on.call(&driver_api::ctx_push_current, context).is_ok()} {}
+        : driver_{on},
+          is_pushed_{context != nullptr &&
+                     on.call(&driver_api::ctx_push_current, context).is_ok()} {}
     ~current_context() {
         if (is_pushed_) {
             CUcontext was = nullptr;
