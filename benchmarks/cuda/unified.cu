@@ -39,10 +39,9 @@ struct bench {
         must(space.advise(where, at, bytes, xmm::advice::will_need), "will_need");
     }
     // Demotes as pressure does: nobody asks for the pages on the host, so the CPU has no mapping of them after.
-    void push_out(char* at, std::size_t bytes) {
+    void push_out() {
         must(space.set_budget(device, 2_MiB), "set_budget");
         must(space.set_budget(device, xmm::no_budget), "set_budget");
-        static_cast<void>(at), static_cast<void>(bytes);
     }
     // Written by the device: so the host has no valid copy.
     void write_on_device(char* at, std::size_t bytes, std::uint64_t seed) {
@@ -180,7 +179,7 @@ void moves(bench& b, std::size_t bytes) {
           {"xmm, not touched by the CPU since",
            [&] {
                b.bring(b.device, one, bytes);
-               b.push_out(one, bytes);
+               b.push_out();
            },
            [&] { b.bring(b.device, one, bytes); }},
           {"xmm, written by the CPU",

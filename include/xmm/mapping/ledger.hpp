@@ -2,9 +2,9 @@
 // ledger.hpp - how much of a node's memory xmm may hold, and how much it holds.
 //
 // Model    One ledger per node and process, whatever number of spaces and heaps draw from the node.
-//          limit = min(budget - overhead, capacity), in bytes; both may change at any time, the capacity as others take
-//          memory of the node, and `used` be above the limit until frames are given back. `used` counts every byte of frames created and not
-//          dropped, cached ones too.
+//          limit = min(budget - overhead, capacity), in bytes; all may change at any time, the capacity as
+//          others take memory of the node, and `used` be above the limit until frames are given back. `used`
+//          counts every byte of frames created and not dropped, cached ones too.
 // Threads  Any; lock-free.
 // Failure  try_reserve answers false and changes nothing.
 #pragma once

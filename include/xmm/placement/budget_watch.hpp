@@ -3,8 +3,8 @@
 //
 // Model    A device's ledger has as its capacity what we hold and what is free, less a headroom, so that libraries and
 //          other processes find memory before anything of theirs or ours fails; where they took so much that we hold
-//          more than that, pages are demoted and idle frames of heaps given back. Only devices whose driver can tell
-//          are watched; without one there is no thread.
+//          more than that, pages are demoted and idle frames of heaps given back. Only devices that are to keep a
+//          headroom, and whose driver can tell, are watched; without one there is no thread.
 // Threads  One of its own. measure() from any.
 // Failure  A driver that does not answer leaves the capacity as it was. Pinned and used pages may keep a node above
 //          its limit until the next look.
@@ -56,9 +56,9 @@ public:
         }
     }
 
-    // Brings the ledger of a device up to date. False: its driver cannot tell.
+    // Brings the ledger of a device up to date. False: it is not watched.
     bool measure(node& one) noexcept {
-        if (one.is_host || !one.driver.has_free_bytes()) {
+        if (one.is_host || one.about.headroom_bytes == 0 || !one.driver.has_free_bytes()) {
             return false;
         }
         if (one.about.host_bytes_per_table_byte != 0) {
@@ -92,10 +92,9 @@ private:
         std::unique_lock lock{lock_};
         while (!bell_.wait_for(lock, period, [&] { return is_stopping_; })) {
             lock.unlock();
-            static_cast<void>(measure_all());
             for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
                 node& one = space_.at_slot(slot);
-                if (one.driver.has_free_bytes() && one.book->used() > one.book->limit()) {
+                if (measure(one) && one.book->used() > one.book->limit()) {
                     static_cast<void>(frames_.shrink_to_limit(one));
                 }
             }

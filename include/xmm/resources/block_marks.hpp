@@ -121,7 +121,6 @@ public:
             static_cast<mark_view&>(*this) = {};
         }
     }
-    [[nodiscard]] const mark_view& view() const noexcept { return *this; }
 };
 
 }  // namespace xmm

@@ -3,7 +3,7 @@
 //
 // Model    A desk passes to another thread when its own ends. The desks of a heap stay until the heap goes.
 // Threads  A desk is its thread's alone. One lock (rank leaf) guards the list of desks.
-// Failure  make() is null and magazine_of() is null without memory: then a thread goes without.
+// Failure  take() and magazine_of() are null without memory: then a thread goes without.
 #pragma once
 
 #include <atomic>
