@@ -11,12 +11,6 @@ using namespace cuda_bench;
 
 namespace {
 
-__global__ void add(std::uint64_t* at, std::size_t count, std::uint64_t what) {
-    for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
-         i += std::size_t{gridDim.x} * blockDim.x) {
-        at[i] += what;
-    }
-}
 __global__ void sum(const std::uint64_t* at, std::size_t count, unsigned long long* to) {
     std::uint64_t mine = 0;
     for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
