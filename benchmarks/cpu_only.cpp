@@ -3,7 +3,7 @@
 // process. Ratios come from the same run, the two kinds in turn.
 #include <xmm/xmm.hpp>
 
-#include <optional>
+#include <memory>
 #include <random>
 
 #include <sys/mman.h>
@@ -68,7 +68,7 @@ int main(int argc, char** argv) {
         return 1;
     }
     auto made = xmm::space::create_soft({{.bytes = 64_MiB}});
-    std::optional<xmm::space> space{std::move(*made)};
+    auto space = std::make_unique<xmm::space>(std::move(*made));
     auto* unified = static_cast<std::uint64_t*>(space->map(bytes).value());
     std::memset(plain, 1, bytes);
     std::memset(unified, 1, bytes);
@@ -123,7 +123,7 @@ int main(int argc, char** argv) {
             space.reset();
         } else if (!space) {
             auto again = xmm::space::create_soft({{.bytes = 64_MiB}});
-            space.emplace(std::move(*again));
+            space = std::make_unique<xmm::space>(std::move(*again));
         }
         (is_there ? with : without).push_back(foreign());
     }

@@ -149,7 +149,8 @@ private:
             ::madvise(to_pointer(all.va.begin), all.va.bytes,
                       MADV_HUGEPAGE);  // where the system has them
             if (!all.backing.zeroed || all.va.bytes <= populated_fresh_bytes) {
-                xmm::detail::populate(all.va, all.who);
+                // Read faults take 16 OS pages at once where they exist, and are writable in a shared mapping.
+                xmm::detail::populate(all.va, all.backing.zeroed ? all.who : access::read);
             }
         }
         return outcome;
