@@ -3,12 +3,16 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <map>
+#include <random>
 #include <set>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 using namespace xmm;
 using namespace xmm::literals;
@@ -76,6 +80,39 @@ TEST_CASE("a peak of large blocks is exact, whoever holds them") {
     CHECK(now.of(heap_metric::active_bytes) == heap_counter{1_MiB, 8_MiB, 9_MiB, 8_MiB});
     CHECK(now.of(heap_metric::allocated_bytes).peak == 8_MiB);
     CHECK(now.of(heap_metric::allocation).peak == 2);
+}
+
+TEST_CASE("peaks of large blocks are exact however threads take turns") {
+    heap_statistics all;
+    std::array<heap_statistics::stripe*, 3> stripes{};
+    for (heap_statistics::stripe*& one : stripes) {
+        one = all.try_attach();
+    }
+    std::minstd_rand random{3};
+    std::vector<std::size_t> blocks;
+    std::size_t live = 0;
+    std::size_t peak = 0;
+    for (int i = 0; i < 20'000; ++i) {
+        heap_statistics::stripe& mine = *stripes[random() % stripes.size()];
+        const bool is_growing = i / 500 % 2 == 0;
+        if (blocks.empty() || random() % 8 < (is_growing ? 5U : 3U)) {
+            const std::size_t bytes = (1 + random() % 64) * 1_MiB;
+            mine.allocated(heap_pool::large, bytes, bytes);
+            blocks.push_back(bytes);
+            peak = std::max(peak, live += bytes);
+        } else {
+            std::swap(blocks[random() % blocks.size()], blocks.back());
+            mine.freed(heap_pool::large, blocks.back(), blocks.back());
+            live -= blocks.back();
+            blocks.pop_back();
+        }
+    }
+    for (const std::size_t bytes : blocks) {
+        stripes[0]->freed(heap_pool::large, bytes, bytes);
+    }
+    const heap_counter seen = all.read().of(heap_metric::active_bytes);
+    CHECK(seen.current == 0);
+    CHECK(seen.peak == static_cast<std::int64_t>(peak));
 }
 
 TEST_CASE("a peak of small blocks is missed by less than 1 MiB a stripe") {

@@ -46,3 +46,54 @@ TEST_CASE("slot_span: slots by address, and which of them have a frame") {
     frames.release(*span, high);
     frames.release(span);
 }
+
+TEST_CASE(
+    "slot_span: what was acquired at once may be released in parts, and the other way round") {
+    test::fake_frames port;
+    device_frames frames{port};
+    constexpr std::size_t slot = 2_MiB;
+    slot_span* span = frames.reserve(256 * slot, slot, queue_id{}).value();
+    const auto part = [&](std::size_t first, std::size_t count) {
+        return va_range{span->slot_begin(first), count * slot};
+    };
+    REQUIRE(frames.acquire(*span, part(0, 200)));
+    frames.release(*span, part(1, 1));
+    frames.release(*span, part(0, 1));
+    CHECK(frames.idle_bytes() == 2 * slot);
+    frames.release(*span, part(2, 150));
+    CHECK(frames.idle_bytes() == 152 * slot);
+    frames.release(*span, part(152, 48));
+    CHECK(frames.idle_bytes() == 200 * slot);
+    for (std::size_t first : {60, 61, 62}) {
+        REQUIRE(frames.acquire(*span, part(first, 1)));
+    }
+    CHECK(frames.idle_bytes() == 197 * slot);
+    frames.release(*span, part(60, 3));
+    CHECK(frames.idle_bytes() == 200 * slot);
+    CHECK(frames.is_valid());
+    frames.release(span);
+}
+
+TEST_CASE("slot_span: a slot of a large block knows when it was used last") {
+    test::fake_frames port;
+    device_frames frames{port};
+    constexpr std::size_t slot = 2_MiB;
+    slot_span* span = frames.reserve(256 * slot, slot, queue_id{}).value();
+    const auto part = [&](std::size_t first, std::size_t count) {
+        return va_range{span->slot_begin(first), count * slot};
+    };
+    REQUIRE(frames.acquire(*span, part(0, 192)));
+    frames.release(*span, part(0, 192));
+    // Used again: a whole word of the map, and one slot of another.
+    REQUIRE(frames.acquire(*span, part(64, 64)));
+    frames.release(*span, part(64, 64));
+    REQUIRE(frames.acquire(*span, part(5, 1)));
+    frames.release(*span, part(5, 1));
+    CHECK(frames.trim(66 * slot) == 126 * slot);
+    CHECK(port.is_backed(part(64, 64)));
+    CHECK(port.is_backed(part(5, 1)));
+    CHECK_FALSE(port.is_backed(part(4, 1)));
+    CHECK(frames.trim(1 * slot) == 65 * slot);
+    CHECK(port.is_backed(part(5, 1)));
+    frames.release(span);
+}

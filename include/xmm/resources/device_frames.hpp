@@ -49,7 +49,7 @@ struct device_frames_options {
 struct frame_counts {
     std::size_t reserved_bytes = 0;  // of frames that exist
     std::size_t reserved_peak = 0;
-    std::size_t live_bytes = 0;  // as told by add_live
+    std::size_t live_bytes = 0;  // as told by set_live and add_live
     std::size_t live_peak = 0;
     std::uint64_t created = 0;
     std::uint64_t dropped = 0;
@@ -177,26 +177,24 @@ public:
         return trim_where(keep_bytes, nullptr, false);
     }
 
-    // Live bytes came (or went): what users asked for, not what it costs. The budget follows their peak.
+    // Live bytes came (or went) of a user that does not tell them by set_live.
     void add_live(std::ptrdiff_t bytes) noexcept {
-        // relaxed, both: the budget is a measure, nothing is published by it.
-        const auto change = static_cast<std::size_t>(bytes);
-        const std::size_t now = live_.fetch_add(change, std::memory_order_relaxed) + change;
+        // relaxed: the budget is a measure, nothing is published by it.
+        live_.fetch_add(static_cast<std::size_t>(bytes), std::memory_order_relaxed);
         if (bytes > 0) {
-            std::size_t peak = live_peak_.load(std::memory_order_relaxed);
-            while (now > peak &&
-                   !live_peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
-            }
+            with(lock_, [&] { note_live_locked(0); });
         }
     }
+    // The most bytes that were live at once; of several users, at the times when frames were missing. The budget
+    // follows it. Users' locks may be held.
     [[nodiscard]] std::size_t live_peak() const noexcept {
-        return live_peak_.load(std::memory_order_relaxed);  // relaxed: a measure
+        return with(lock_, [&] { return note_live_locked(0); });
     }
     [[nodiscard]] frame_counts counts() const noexcept {
         return with(lock_, [&] {
             frame_counts counts = counts_;
-            counts.live_bytes = live_.load(std::memory_order_relaxed);  // relaxed: a measure
-            counts.live_peak = live_peak();
+            counts.live_peak = note_live_locked(0);
+            counts.live_bytes = live_locked();
             return counts;
         });
     }
@@ -259,9 +257,24 @@ private:
         const unsigned most = job.own != nullptr ? most_retries : options_.patience;
         return is_worth_it && job.retries < most ? outcome::wait : outcome::none;
     }
-    [[nodiscard]] std::size_t limit_for(std::size_t asked) const noexcept {
-        const std::size_t peak =
-            std::max(live_peak(), live_.load(std::memory_order_relaxed) + asked);
+    // The users count for themselves, so that those who miss no frame share nothing; they are asked when it matters.
+    [[nodiscard]] std::size_t live_locked() const noexcept {
+        std::size_t live = live_.load(std::memory_order_relaxed);  // relaxed: a measure
+        for (const frame_user* user = users_; user != nullptr; user = user->next_) {
+            live += user->live_bytes();
+        }
+        return live;
+    }
+    // The peak, with what is about to become live.
+    std::size_t note_live_locked(std::size_t asked) const noexcept {
+        live_peak_ = std::max(live_peak_, live_locked() + asked);
+        for (const frame_user* user = users_; user != nullptr; user = user->next_) {
+            live_peak_ = std::max(live_peak_, user->live_peak());
+        }
+        return live_peak_;
+    }
+    [[nodiscard]] std::size_t limit_for_locked(std::size_t asked) const noexcept {
+        const std::size_t peak = std::max(note_live_locked(0), live_locked() + asked);
         return peak + static_cast<std::size_t>(static_cast<double>(peak) * options_.slack / 1024);
     }
 
@@ -294,10 +307,10 @@ private:
     std::vector<idle_slot> idle_;    // what list_idle_locked found, of the size that is wanted
     std::vector<idle_slot> others_;  // of other sizes
     stale_mappings stale_;
-    std::size_t slot_count_ = 0;           // of all spans
-    std::atomic<std::uint32_t> epoch_{0};  // counts the calls that gave frames
-    alignas(64) std::atomic<std::size_t> live_{0};
-    alignas(64) std::atomic<std::size_t> live_peak_{0};  // read by every allocation, written seldom
+    std::size_t slot_count_ = 0;  // of all spans
+    mutable std::size_t live_peak_ = 0;
+    std::atomic<std::size_t> live_{0};                 // of users that do not count themselves
+    alignas(64) std::atomic<std::uint32_t> epoch_{0};  // counts the calls that gave frames
 };
 
 // ---- reservations
@@ -373,12 +386,12 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
         with(lock_, [&] {
             user.listed_ = user.stamp_;
             for (std::size_t slot = 0; slot < span->count_; ++slot) {
-                XMM_ASSERT(span->blocks_[slot] == 0, "a span is released with a block in it");
-                if (span->stale_[slot] && !stale_.end_at(*port_, *span, slot, job.until)) {
+                XMM_ASSERT(!span->has_block(slot), "a span is released with a block in it");
+                if (span->is_stale(slot) && !stale_.end_at(*port_, *span, slot, job.until)) {
                     is_empty = false;
                 } else if (span->has_frame(slot)) {
                     const port_frame frame = span->frames_[slot];
-                    if (!user.is_finished(*port_, span->stamps_[slot], job.until) ||
+                    if (!user.is_finished(*port_, span->stamp_of(slot), job.until) ||
                         !stale_.end_of(*port_, frame, job.until)) {
                         is_empty = false;
                         continue;
@@ -390,6 +403,7 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
                 }
             }
             if (is_empty) {
+                note_live_locked(0);  // before the user goes, and its peak with it
                 slot_span** link = &user.spans_;
                 while (*link != span) {
                     link = &(*link)->next_;
@@ -432,7 +446,7 @@ inline status device_frames::give(slot_span& span, std::size_t first, std::size_
         outcome end = outcome::done;
         with(lock_, [&] {
             epoch_.fetch_add(1, std::memory_order_relaxed);  // relaxed: see next_stamp
-            job.limit = limit_for(asked);
+            job.limit = limit_for_locked(asked);
             job.is_listed = false;
             for (std::size_t slot = span.next(first, last + 1, false);
                  slot <= last && end == outcome::done;
@@ -442,6 +456,7 @@ inline status device_frames::give(slot_span& span, std::size_t first, std::size_
             if (end == outcome::none) {
                 take_back_locked(span, first, last);
             } else if (end == outcome::done) {
+                note_live_locked(asked);
                 std::replace(&span.stamps_[first], &span.stamps_[last] + 1, just_created,
                              std::uint64_t{0});
             }
@@ -461,10 +476,10 @@ inline status device_frames::give(slot_span& span, std::size_t first, std::size_
 
 inline device_frames::outcome device_frames::give_one_locked(slot_span& span, std::size_t slot,
                                                              errand& job) noexcept {
-    if (span.stale_[slot] && take_again_locked(span, slot, job)) {
+    if (span.is_stale(slot) && take_again_locked(span, slot, job)) {
         return outcome::done;
     }
-    if (span.stale_[slot] && !stale_.end_at(*port_, span, slot, job.until)) {
+    if (span.is_stale(slot) && !stale_.end_at(*port_, span, slot, job.until)) {
         return outcome::wait;
     }
     const std::size_t bytes = span.slot_bytes();
@@ -498,7 +513,7 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
     }
     if (const status mapped = port_->map(span.slot_begin(slot), frame, bytes); !mapped) {
         job.why = mapped;
-        if (!is_created && from.span->stale_[from.slot]) {
+        if (!is_created && from.span->is_stale(from.slot)) {
             // It is still mapped where it was: there it stays.
             stale_.take_back();
             from.span->frames_[from.slot] = frame;
@@ -714,9 +729,9 @@ inline void device_frames::list_idle_locked(errand& job) noexcept {
             std::vector<idle_slot>& to = span->slot_bytes() == job.slot_bytes ? idle_ : others_;
             for (std::size_t slot = span->next(0, span->count_, true); slot < span->count_;
                  slot = span->next(slot + 1, span->count_, true)) {
-                if (span->blocks_[slot] == 0) {
+                if (!span->has_block(slot)) {
                     try {
-                        to.push_back({span->stamps_[slot], span, slot});
+                        to.push_back({span->stamp_of(slot), span, slot});
                     } catch (const std::bad_alloc&) {
                         break;  // the ones found so far will have to do
                     }
@@ -740,7 +755,7 @@ inline bool device_frames::claim_locked(const idle_slot& victim, errand& job,
         job.has_skipped = true;
         return false;
     }
-    const bool is_idle = span.is_idle(victim.slot) && span.stamps_[victim.slot] == victim.stamp;
+    const bool is_idle = span.is_idle(victim.slot) && span.stamp_of(victim.slot) == victim.stamp;
     if (is_idle) {
         span.clear_mapped(victim.slot);
         taken = span.frames_[victim.slot];
@@ -766,7 +781,7 @@ inline bool device_frames::is_valid() const noexcept {
                         const bool has_frame = span->has_frame(slot);
                         held += has_frame ? span->slot_bytes() : 0;
                         is_sound = is_sound && has_frame == bool{span->frames_[slot]} &&
-                                   (has_frame || span->blocks_[slot] == 0);
+                                   (has_frame || !span->has_block(slot));
                     }
                 }
                 user->lock_.unlock();

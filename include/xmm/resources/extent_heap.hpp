@@ -160,12 +160,9 @@ public:
         release_spans_locked([](const span_chain& chain) {
             return chain.first->is_free && chain.first->after == nullptr;
         });
-        report_live_locked();
     }
 
-    [[nodiscard]] std::size_t live_bytes() const noexcept {
-        return with(user_.lock(), [&] { return live_; });
-    }
+    [[nodiscard]] std::size_t live_bytes() const noexcept { return user_.live_bytes(); }
     [[nodiscard]] std::size_t block_count() const noexcept {
         return with(user_.lock(), [&] { return blocks_.count(); });
     }
@@ -201,7 +198,6 @@ private:
     static constexpr std::size_t odd_size_cost = 160;
     static constexpr std::size_t few_moves = 100;
     static constexpr unsigned most_tries = 256;  // 8 would make three times the moves
-    static constexpr std::size_t least_report_bytes = std::size_t{1} << 20;
 
     [[nodiscard]] result<void*> allocate_locked(std::size_t requested,
                                                 std::size_t alignment) noexcept;
@@ -234,23 +230,8 @@ private:
     void release_spans_locked(Pred&& pred) noexcept;
     void release_all() noexcept;
 
-    // Changes add up to a thousandth of the peak before the device hears of them: its count is shared by all
-    // heaps. Whenever frames are missing it hears of them first.
     void count_live_locked(std::ptrdiff_t bytes) noexcept {
-        live_ += static_cast<std::size_t>(bytes);
-        live_peak_ = std::max(live_peak_, live_);
-        unreported_ += bytes;
-        const auto most =
-            static_cast<std::ptrdiff_t>(std::max(least_report_bytes, frames_->live_peak() / 1024));
-        if (unreported_ > most || unreported_ < -most) {
-            report_live_locked();
-        }
-    }
-    void report_live_locked() noexcept {
-        if (unreported_ != 0) {
-            frames_->add_live(unreported_);
-            unreported_ = 0;
-        }
+        user_.set_live(user_.live_bytes() + static_cast<std::size_t>(bytes));
     }
 
     device_frames* const frames_;
@@ -262,16 +243,13 @@ private:
     extent_records records_;
     extent_index blocks_;
     lifetimes lifetimes_;
-    std::size_t live_ = 0;
-    std::size_t live_peak_ = 0;
-    std::ptrdiff_t unreported_ = 0;
 };
 
 // ---- where a block goes
 
 inline std::size_t extent_heap::wanted_slot_bytes(std::size_t bytes) const noexcept {
-    const std::size_t soon = live_ + bytes;
-    if (std::max(live_peak_, soon) / options_.large_slots_a_peak >= large_slot_bytes) {
+    const std::size_t soon = user_.live_bytes() + bytes;
+    if (std::max(user_.live_peak(), soon) / options_.large_slots_a_peak >= large_slot_bytes) {
         return large_slot_bytes;
     }
     const std::size_t peak = std::max(frames_->live_peak(), soon);
@@ -377,8 +355,6 @@ inline result<void*> extent_heap::allocate_locked(std::size_t requested,
     const std::uint32_t area = is_short ? short_area : long_area;
     place where = find_place_locked(area, bytes, alignment);
     if (where.cost != 0) {
-        // Frames will be missing: the budget has to know the peak as it is.
-        report_live_locked();
         const std::size_t slot_bytes = wanted_slot_bytes(bytes);
         if (where.within == nullptr || slot_bytes > areas_[area].largest_slot) {
             // A span begins at a slot.
@@ -537,7 +513,6 @@ void extent_heap::release_spans_locked(Pred&& pred) noexcept {
 inline void extent_heap::release_all() noexcept {
     std::lock_guard guard{user_.lock()};
     release_spans_locked([](const span_chain&) { return true; });
-    report_live_locked();
 }
 
 inline bool extent_heap::is_valid() const noexcept {
@@ -570,7 +545,7 @@ inline bool extent_heap::is_valid() const noexcept {
                 return false;
             }
         }
-        return live == live_ && blocks == blocks_.count();
+        return live == user_.live_bytes() && blocks == blocks_.count();
     });
 }
 

@@ -3,9 +3,11 @@
 //
 // Model    Blocks are counted in stripes, each written by one thread; frames and rare events in one place.
 //          A block is allocated until it is given back, and active until its last use is over as well.
-//          Peaks of frames are exact. Peaks of blocks are looked at when active bytes have risen to a new
-//          height by 1 MiB in one stripe, and at every read(): so a block of 1 MiB and more is never
-//          missed, and what smaller ones add between two looks may be, below 1 MiB a stripe. A stripe is
+//          Peaks of frames are exact. For those of blocks each stripe answers for so many active bytes, and
+//          asks for more when it is past them by 1 MiB; when all together answer for more than the highest peak,
+//          each answers for what it has from then on, and a new peak is looked at. So a block of 1 MiB and more
+//          is never missed, and what smaller ones add between two looks may be, below 1 MiB a stripe; and threads
+//          that stay below what they once had share nothing. A stripe is
 //          seen as it was at one moment, all of them at moments close by: a block that one thread
 //          allocates and another one frees in between may be counted or missed. Cached small blocks are
 //          counted by class, outside of that moment: of one thread's, the latest may be missed.
@@ -151,19 +153,20 @@ public:
                     get(from.done_bytes),  get(from.done_requested)};
         }
         void shift(std::int64_t bytes) noexcept {
-            unpublished_ += bytes;
-            if (unpublished_ >= limit_ || unpublished_ <= -limit_) {
-                publish();
+            // relaxed, both: this thread is the only writer; who looks takes what it sees.
+            const std::int64_t now = active_.load(std::memory_order_relaxed) + bytes;
+            active_.store(now, std::memory_order_relaxed);
+            if (bytes > 0 && now - answered_.load(std::memory_order_relaxed) >= limit_) {
+                owner_.answer_for(*this);
             }
-        }
-        [[gnu::noinline]] void publish() noexcept {
-            owner_.publish(std::exchange(unpublished_, 0));
         }
 
         std::atomic<std::uint64_t> version_{0};  // odd while its thread writes
         heap_statistics& owner_;
         std::int64_t limit_;
-        std::int64_t unpublished_ = 0;  // active bytes that the common sum does not have yet
+        std::atomic<std::int64_t> active_{0};  // bytes
+        std::atomic<std::int64_t> answered_{
+            0};  // its share of answered_ below; written under its lock
         std::array<tally, heap_pools> tallies_;
         struct quick_tally {
             counter given{0}, freed{0};
@@ -185,7 +188,7 @@ public:
             }
             try {
                 idle_.reserve(stripes_.size() + 1);  // so that detach never allocates
-                stripes_.emplace_back(new stripe{*this, publish_bytes});
+                stripes_.emplace_back(new stripe{*this, look_bytes});
                 return stripes_.back().get();
             } catch (const std::bad_alloc&) {
                 return nullptr;
@@ -196,14 +199,11 @@ public:
     void detach(stripe* mine) noexcept {
         with(lock_, [&] { idle_.push_back(mine); });
     }
-    // fn(stripe&) with a stripe that all threads share, one at a time; one change each, for the peaks.
+    // fn(stripe&) with a stripe that all threads share, one at a time.
     template <class Fn>
     void on_shared(Fn&& fn) noexcept {
-        const std::int64_t unpublished = with(shared_lock_, [&] {
-            fn(shared_);
-            return std::exchange(shared_.unpublished_, 0);
-        });
-        publish(unpublished);
+        with(shared_lock_, [&] { fn(shared_); });
+        answer_for(shared_);
     }
 
     void frames_created(heap_pool pool, std::size_t bytes, std::size_t frames = 1) noexcept {
@@ -261,8 +261,8 @@ public:
         with(lock_, [&] {
             gather_locked();
             for_each_sum([](sum& one) { one.peak = one.current(); });
-            // relaxed: a publish that comes in between is seen by the next one.
-            highest_.store(published_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+            tighten_locked();
+            highest_ = answered_;
         });
     }
     // "allocated", "freed" and the counts begin again at zero.
@@ -280,7 +280,7 @@ public:
     }
 
 private:
-    static constexpr std::int64_t publish_bytes = std::int64_t{1} << 20;
+    static constexpr std::int64_t look_bytes = std::int64_t{1} << 20;
 
     struct sum {
         std::uint64_t up = 0, down = 0;            // all that was ever added, and taken off
@@ -313,17 +313,31 @@ private:
         }
     }
 
-    // Rises are compared with the highest sum so far; only a new height costs a look at all stripes.
-    void publish(std::int64_t bytes) noexcept {
-        // relaxed: a number; what it is about is read from the stripes.
-        const std::int64_t now = published_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-        if (now > highest_.load(std::memory_order_relaxed)) {
-            with(lock_, [&] {
-                highest_.store(std::max(now, highest_.load(std::memory_order_relaxed)),
-                               std::memory_order_relaxed);
+    // A stripe is past what it answered for. Together below the highest peak there is no new one.
+    [[gnu::noinline]] void answer_for(stripe& one) noexcept {
+        with(lock_, [&] {
+            answer_locked(one);
+            if (answered_ <= highest_) {
+                return;
+            }
+            tighten_locked();
+            if (answered_ > highest_) {
+                highest_ = answered_;
                 look_locked();
-            });
+            }
+        });
+    }
+    void answer_locked(stripe& one) noexcept {
+        // relaxed, all: numbers; what they are about is read from the stripes.
+        const std::int64_t now = one.active_.load(std::memory_order_relaxed);
+        answered_ += now - one.answered_.load(std::memory_order_relaxed);
+        one.answered_.store(now, std::memory_order_relaxed);
+    }
+    void tighten_locked() noexcept {
+        for (const auto& one : stripes_) {
+            answer_locked(*one);
         }
+        answer_locked(shared_);
     }
     void look_locked() noexcept {
         gather_locked();
@@ -385,8 +399,9 @@ private:
     }
 
     // (A) atomic  (L) lock_  (S) shared_lock_
-    std::atomic<std::int64_t> published_{0};                        // (A) active bytes, about
-    std::atomic<std::int64_t> highest_{0};                          // (A) its peak; written under L
+    std::int64_t answered_ =
+        0;  // (L) active bytes that all stripes answer for; no fewer than there are
+    std::int64_t highest_ = 0;  // (L) the most that were looked at
     std::array<std::atomic<std::uint64_t>, heap_counts> counts_{};  // (A)
     ranked_mutex<lock_rank::leaf> lock_;
     std::vector<std::unique_ptr<stripe>> stripes_;                      // (L)
@@ -394,7 +409,7 @@ private:
     std::array<std::array<sum, 1 + heap_pools>, heap_metrics> sums_{};  // (L) all, small, large
     std::array<std::uint64_t, heap_counts> counts_base_{};              // (L)
     ranked_mutex<lock_rank::leaf> shared_lock_;
-    // It never publishes by itself: that takes another lock.
+    // It never asks by itself: that takes another lock.
     stripe shared_{*this,
                    std::numeric_limits<std::int64_t>::max()};  // (S) written by one at a time
 };

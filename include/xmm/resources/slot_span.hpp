@@ -45,6 +45,21 @@ public:
     [[nodiscard]] bool is_of_one_span() const noexcept { return is_of_one_span_; }
     [[nodiscard]] lock_type& lock() const noexcept { return lock_; }
 
+    // What its blocks take now, in bytes. Its lock is held.
+    void set_live(std::size_t bytes) noexcept {
+        // relaxed, both: written under the lock, and read elsewhere as a measure.
+        live_.store(bytes, std::memory_order_relaxed);
+        if (bytes > live_peak_.load(std::memory_order_relaxed)) {
+            live_peak_.store(bytes, std::memory_order_relaxed);
+        }
+    }
+    [[nodiscard]] std::size_t live_bytes() const noexcept {
+        return live_.load(std::memory_order_relaxed);
+    }
+    [[nodiscard]] std::size_t live_peak() const noexcept {
+        return live_peak_.load(std::memory_order_relaxed);
+    }
+
 private:
     friend class device_frames;
     friend class slot_span;
@@ -55,12 +70,14 @@ private:
         return points_.is_reached(port, queue_, stamp, listed_, until);
     }
 
-    mutable lock_type lock_;      // (U) in the legend below, (D) is the lock of device_frames
-    const queue_id queue_;        //       constant
-    const std::uint32_t tag_;     //       constant
-    const bool is_of_one_span_;   //       constant
-    slot_span* spans_ = nullptr;  // (U,D) first of its spans; two letters: written under both
-    std::uint64_t stamp_ = 0;     // (U)   of the latest release
+    mutable lock_type lock_;            // (U) in the legend below, (D) is the lock of device_frames
+    const queue_id queue_;              //       constant
+    const std::uint32_t tag_;           //       constant
+    const bool is_of_one_span_;         //       constant
+    slot_span* spans_ = nullptr;        // (U,D) first of its spans; two letters: written under both
+    std::uint64_t stamp_ = 0;           // (U)   of the latest release
+    std::atomic<std::size_t> live_{0};  // written under (U), as is the next
+    std::atomic<std::size_t> live_peak_{0};
     frame_user* next_ = nullptr;  // (D)   next of the users that have spans
     std::uint64_t listed_ = 0;    // (D)   stamp_ when its slots were last looked at
     queue_points points_;         // (D)
@@ -87,29 +104,22 @@ public:
 
     // How many of the slots that the range overlaps have no frame.
     [[nodiscard]] std::size_t missing(va_range part) const noexcept {
-        const std::size_t first = slot_of(part.begin);
-        const std::size_t last = slot_of(part.end() - 1);
-        const std::size_t first_word = first / 64;
-        const std::size_t last_word = last / 64;
         std::size_t missing = 0;
-        for (std::size_t word = first_word; word <= last_word; ++word) {
-            std::uint64_t asked = ~std::uint64_t{0};
-            if (word == first_word) {
-                asked &= ~std::uint64_t{0} << (first % 64);
-            }
-            if (word == last_word) {
-                asked &= ~std::uint64_t{0} >> (63 - last % 64);
-            }
-            missing += static_cast<std::size_t>(std::popcount(asked & ~mapped_[word]));
-        }
+        for_each_word(slot_of(part.begin), slot_of(part.end() - 1),
+                      [&](std::size_t word, std::uint64_t asked) {
+                          missing += count_bits(asked & ~mapped_[word]);
+                      });
         return missing;
     }
     // How many of them are still mapped to the frame that they had last: it may come back without a call.
     [[nodiscard]] std::size_t remembering(va_range part) const noexcept {
         std::size_t count = 0;
-        for (std::size_t slot = slot_of(part.begin); slot <= slot_of(part.end() - 1); ++slot) {
-            count += stale_[slot].load(std::memory_order_relaxed) ? 1 : 0;  // relaxed: a guess
-        }
+        for_each_word(slot_of(part.begin), slot_of(part.end() - 1),
+                      [&](std::size_t word, std::uint64_t asked) {
+                          // relaxed: a guess
+                          const std::uint64_t stale = stale_[word].load(std::memory_order_relaxed);
+                          count += count_bits(asked & stale);
+                      });
         return count;
     }
     // The next slot at or after `slot`, before `end`, that has a frame (or has none); `end` if there is none.
@@ -135,12 +145,36 @@ private:
 
     // False if there is no memory for the slots' records.
     [[nodiscard]] bool make_slots() noexcept {
-        mapped_.reset(new (std::nothrow) std::uint64_t[(count_ + 63) / 64]());
-        blocks_.reset(new (std::nothrow) std::uint32_t[count_]());
+        const std::size_t words = (count_ + 63) / 64;
+        mapped_.reset(new (std::nothrow) std::uint64_t[words]());
+        used_.reset(new (std::nothrow) std::uint64_t[words]());
+        more_.reset(new (std::nothrow) std::uint32_t[count_]());
         stamps_.reset(new (std::nothrow) std::uint64_t[count_]());
+        word_stamps_.reset(new (std::nothrow) std::uint64_t[words]());
         frames_.reset(new (std::nothrow) port_frame[count_]());
-        stale_.reset(new (std::nothrow) std::atomic<bool>[count_]());
-        return mapped_ && blocks_ && stamps_ && frames_ && stale_;
+        stale_.reset(new (std::nothrow) std::atomic<std::uint64_t>[words]());
+        return mapped_ && used_ && more_ && stamps_ && word_stamps_ && frames_ && stale_;
+    }
+    // Most words have none or all, and without a compiler's option for it popcount is a call.
+    [[nodiscard]] static std::size_t count_bits(std::uint64_t word) noexcept {
+        if (word == 0 || word == ~std::uint64_t{0}) {
+            return word == 0 ? 0 : 64;
+        }
+        return static_cast<std::size_t>(std::popcount(word));
+    }
+    // visit(word, mask) for each word of a bit map that the slots from first to last have a part in.
+    template <class Visit>
+    static void for_each_word(std::size_t first, std::size_t last, Visit&& visit) noexcept {
+        for (std::size_t word = first / 64; word <= last / 64; ++word) {
+            std::uint64_t mask = ~std::uint64_t{0};
+            if (word == first / 64) {
+                mask &= ~std::uint64_t{0} << (first % 64);
+            }
+            if (word == last / 64) {
+                mask &= ~std::uint64_t{0} >> (63 - last % 64);
+            }
+            visit(word, mask);
+        }
     }
     void set_mapped(std::size_t slot) noexcept {
         mapped_[slot / 64] |= std::uint64_t{1} << (slot % 64);
@@ -148,39 +182,87 @@ private:
     void clear_mapped(std::size_t slot) noexcept {
         mapped_[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
     }
+    // Under D, as the next.
+    [[nodiscard]] bool is_stale(std::size_t slot) const noexcept {
+        // relaxed, here and below: other readers but guess.
+        return (stale_[slot / 64].load(std::memory_order_relaxed) >> (slot % 64) & 1) != 0;
+    }
+    void set_stale(std::size_t slot, bool is_stale) noexcept {
+        const std::uint64_t bit = std::uint64_t{1} << (slot % 64);
+        const std::uint64_t word = stale_[slot / 64].load(std::memory_order_relaxed);
+        stale_[slot / 64].store(is_stale ? word | bit : word & ~bit, std::memory_order_relaxed);
+    }
+    [[nodiscard]] bool has_block(std::size_t slot) const noexcept {
+        return (used_[slot / 64] >> (slot % 64) & 1) != 0;
+    }
     [[nodiscard]] bool is_idle(std::size_t slot) const noexcept {
-        return has_frame(slot) && blocks_[slot] == 0;
+        return has_frame(slot) && !has_block(slot);
     }
     // Only the slots at the ends can be shared with other blocks.
     void add_block(std::size_t first, std::size_t last) noexcept {
-        ++blocks_[first];
+        add_end(first);
         if (last != first) {
-            std::fill(&blocks_[first] + 1, &blocks_[last], 1U);
-            ++blocks_[last];
+            add_end(last);
+        }
+        if (last > first + 1) {
+            for_each_word(first + 1, last - 1,
+                          [&](std::size_t word, std::uint64_t mask) { used_[word] |= mask; });
         }
     }
+    // What was added as one block may go in parts, and the other way round.
     void drop_block(std::size_t first, std::size_t last, std::uint64_t stamp) noexcept {
-        XMM_ASSERT(blocks_[first] > 0 && blocks_[last] > 0, "released where nothing was acquired");
-        --blocks_[first];
+        drop_end(first);
         if (last != first) {
-            std::fill(&blocks_[first] + 1, &blocks_[last], 0U);
-            --blocks_[last];
+            drop_end(last);
         }
-        std::fill(&stamps_[first], &stamps_[last] + 1, stamp);
+        if (last > first + 1) {
+            for_each_word(first + 1, last - 1, [&](std::size_t word, std::uint64_t mask) {
+                XMM_ASSERT((used_[word] & mask) == mask, "released where nothing was acquired");
+                used_[word] &= ~mask;
+            });
+        }
+        for_each_word(first, last, [&](std::size_t word, std::uint64_t mask) {
+            if (mask == ~std::uint64_t{0}) {
+                word_stamps_[word] = stamp;
+                return;
+            }
+            for (; mask != 0; mask &= mask - 1) {
+                stamps_[word * 64 + static_cast<std::size_t>(std::countr_zero(mask))] = stamp;
+            }
+        });
+    }
+    void add_end(std::size_t slot) noexcept {
+        const std::uint64_t bit = std::uint64_t{1} << (slot % 64);
+        more_[slot] += (used_[slot / 64] & bit) != 0 ? 1 : 0;
+        used_[slot / 64] |= bit;
+    }
+    void drop_end(std::size_t slot) noexcept {
+        XMM_ASSERT(has_block(slot), "released where nothing was acquired");
+        if (more_[slot] != 0) {
+            --more_[slot];
+        } else {
+            used_[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
+        }
+    }
+    // The release that was last here: stamps only grow.
+    [[nodiscard]] std::uint64_t stamp_of(std::size_t slot) const noexcept {
+        return std::max(stamps_[slot], word_stamps_[slot / 64]);
     }
 
     frame_user* const user_;
     const va_range range_;
     const unsigned shift_;
     const std::size_t count_;
-    std::unique_ptr<frame_user> own_user_;     // of a span that was reserved without one
-    slot_span* next_ = nullptr;                // (U,D) next of the same user
-    std::unique_ptr<std::uint64_t[]> mapped_;  // (U,D) a bit a slot
-    std::unique_ptr<std::uint32_t[]> blocks_;  // (U)   blocks that overlap the slot
-    std::unique_ptr<std::uint64_t[]> stamps_;  // (U)   the release that was last here
-    std::unique_ptr<port_frame[]> frames_;     // (D)   of slots that have one
-    std::unique_ptr<std::atomic<bool>[]>
-        stale_;  // (A) still mapped to a frame that went elsewhere; written under D
+    std::unique_ptr<frame_user> own_user_;          // of a span that was reserved without one
+    slot_span* next_ = nullptr;                     // (U,D) next of the same user
+    std::unique_ptr<std::uint64_t[]> mapped_;       // (U,D) a bit a slot
+    std::unique_ptr<std::uint64_t[]> used_;         // (U)   a bit a slot: a block overlaps it
+    std::unique_ptr<std::uint32_t[]> more_;         // (U)   how many more than one do
+    std::unique_ptr<std::uint64_t[]> stamps_;       // (U)   the release that was last here, or ...
+    std::unique_ptr<std::uint64_t[]> word_stamps_;  // (U) ... in all 64 slots at once
+    std::unique_ptr<port_frame[]> frames_;          // (D)   of slots that have one
+    std::unique_ptr<std::atomic<std::uint64_t>[]>
+        stale_;  // (A) a bit a slot: still mapped to a frame that went elsewhere; written under D
 };
 
 }  // namespace xmm

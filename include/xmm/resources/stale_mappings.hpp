@@ -50,7 +50,7 @@ public:
 
     // There is room, and the slot has none.
     void push(const entry& one) noexcept {
-        XMM_ASSERT(has_room() && !one.span->stale_[one.slot], "no room for a stale mapping");
+        XMM_ASSERT(has_room() && !one.span->is_stale(one.slot), "no room for a stale mapping");
         entries_.push_back(one);
         set(one, true);
     }
@@ -95,7 +95,7 @@ public:
 private:
     // relaxed: who reads it without the lock of device_frames makes a guess.
     static void set(const entry& one, bool is_stale) noexcept {
-        one.span->stale_[one.slot].store(is_stale, std::memory_order_relaxed);
+        one.span->set_stale(one.slot, is_stale);
     }
     [[nodiscard]] bool end(frame_port& port, const entry& one, ticket& until) noexcept {
         if (!one.span->user_->is_finished(port, one.stamp, until)) {
