@@ -254,3 +254,28 @@ TEST_CASE("heap: as a memory resource, in queue order") {
     CHECK(!memory.is_equal(heap_resource{r.heap()}));
     static_assert(!std::is_base_of_v<std::pmr::memory_resource, heap_resource>);
 }
+
+TEST_CASE("heap: a queue's end leaves its blocks to the program and its room to the next queue") {
+    heap_rig r;
+    std::uint64_t* kept = nullptr;
+    address before = 0;
+    for (int i = 0; i < 300; ++i) {
+        queue one = r.of().make_queue(r.device()).value();
+        void* large = r.heap().allocate({.bytes = 6_MiB, .queue = one.id()}).value();
+        if (i == 0) {
+            kept = static_cast<std::uint64_t*>(
+                r.heap().allocate({.bytes = 1_MiB, .queue = one.id()}).value());
+            before = to_address(large);
+        }
+        auto work = launch(one, {writes(large, 6_MiB)},
+                           [](soft::stream& s) { return s.run([] { nap(1); }); });
+        REQUIRE(work);
+        REQUIRE(r.heap().deallocate(large, one.id()));
+        CHECK(to_address(large) == before);
+        queue moved = std::move(one);  // ends at the bracket, and waits for its work
+    }
+    CHECK(r.heap_bytes() <= 10_MiB);
+    r.fill_on_device<std::uint64_t>(kept, 1_MiB, 5);
+    CHECK(r.count_wrong_on_device<std::uint64_t>(kept, 1_MiB, 5) == 0);
+    CHECK(r.heap().deallocate(kept, r.line().id()));
+}

@@ -492,3 +492,119 @@ TEST_CASE("xpu_malloc: threads and queues at random, no two blocks overlap") {
     CHECK(r.now(heap_metric::active) == 0);
     CHECK(r.paper.left() == 1_GiB);
 }
+
+TEST_CASE("xpu_malloc: what lies on the shelf of a queue that is over goes to the next queue") {
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        rig r;
+        void* freed = r.make(bytes);
+        void* kept = r.make(bytes);
+        CHECK(r.heap.deallocate(freed, first));
+        CHECK(r.make(bytes, second) != freed);  // first may still use it
+        r.paper.complete(first);
+        r.heap.forget(first);
+        CHECK(r.heap.find(kept)->queue == queue_id{});
+        CHECK(r.make(bytes, {3}) == freed);
+        CHECK(r.heap.find(kept)->queue == queue_id{3});
+        CHECK(r.heap.deallocate(kept, {3}));
+        CHECK(r.make(bytes, {3}) == kept);
+        // Another tag and another queue get shelves of their own.
+        CHECK(r.make(bytes, {3}, {7}) != freed);
+        CHECK(r.make(bytes, {4}) != freed);
+        r.heap.forget({5});  // had none
+    }
+}
+
+TEST_CASE("xpu_malloc: a block of a queue that is over waits for who uses it still") {
+    rig r;
+    void* one = r.make(3'000'000);
+    REQUIRE(r.heap.record_use(one, second));
+    r.paper.complete(first);
+    r.heap.forget(first);
+    CHECK(r.heap.deallocate(one));
+    CHECK(r.make(3'000'000, {3}) != one);
+    r.paper.complete(second);
+    CHECK(r.make(3'000'000, {3}) == one);
+}
+
+TEST_CASE("xpu_malloc: ten thousand queues one after the other cost no more than one") {
+    rig r;
+    std::set<address> places;
+    for (int i = 0; i < 10'000; ++i) {
+        const queue_id queue{1 + static_cast<std::uint32_t>(i % 50)};
+        void* large = r.make(40'000'000, queue);
+        void* small = r.make(100, queue);
+        places.insert(to_address(large));
+        CHECK(r.heap.deallocate(large, queue));
+        CHECK(r.heap.deallocate(small, queue));
+        r.paper.complete(queue);
+        r.heap.forget(queue);
+    }
+    CHECK(places.size() == 1);
+    CHECK(r.heap.frames().counts().moved == 0);
+    CHECK(r.heap.frames().counts().reserved_bytes <= 44_MiB);
+}
+
+TEST_CASE("xpu_malloc: queues come and go on threads, no two blocks overlap") {
+    rig r{1_GiB};
+    std::atomic<bool> is_wrong{false};
+    std::mutex lock;
+    std::map<address, std::size_t> live;              // under lock
+    std::vector<std::pair<void*, std::size_t>> left;  // under lock: given back by others
+    const auto play = [&](std::uint32_t t) {
+        std::minstd_rand generator{t};
+        const auto random = [&] { return static_cast<std::uint32_t>(generator()); };
+        for (std::uint32_t life = 0; life < 60; ++life) {
+            const queue_id queue{10 * t + life % 5};
+            std::vector<std::pair<void*, std::size_t>> mine;
+            for (int i = 0; i < 60; ++i) {
+                const std::size_t bytes = std::size_t{1} << random() % 22;
+                result<void*> made = r.heap.allocate({.bytes = bytes, .queue = queue});
+                if (!made) {
+                    is_wrong = true;
+                    continue;
+                }
+                const address at = to_address(*made);
+                std::lock_guard guard{lock};
+                const auto after = live.lower_bound(at);
+                is_wrong = is_wrong || (after != live.end() && after->first < at + bytes) ||
+                           (after != live.begin() &&
+                            std::prev(after)->first + std::prev(after)->second > at);
+                live[at] = bytes;
+                mine.emplace_back(*made, bytes);
+                if (!left.empty() && random() % 3 == 0) {
+                    std::swap(mine.back(), left[random() % left.size()]);
+                }
+            }
+            // Some outlive their queue.
+            for (std::size_t i = 0; i < mine.size(); ++i) {
+                if (i % 4 == 0) {
+                    std::lock_guard guard{lock};
+                    left.push_back(mine[i]);
+                    continue;
+                }
+                with(lock, [&] { live.erase(to_address(mine[i].first)); });
+                is_wrong = is_wrong || !r.heap.deallocate(mine[i].first, queue);
+            }
+            r.paper.complete(queue);
+            r.heap.forget(queue);
+        }
+    };
+    std::vector<std::thread> threads;
+    for (std::uint32_t t = 1; t <= 4; ++t) {
+        threads.emplace_back(play, t);
+    }
+    for (std::thread& one : threads) {
+        one.join();
+    }
+    for (const auto& [block, bytes] : left) {
+        is_wrong = is_wrong || !r.heap.deallocate(block);
+    }
+    CHECK(!is_wrong);
+    for (std::uint32_t queue = 0; queue <= 100; ++queue) {
+        r.paper.complete({queue});
+    }
+    static_cast<void>(r.heap.trim());
+    CHECK(r.now(heap_metric::active) == 0);
+    CHECK(r.paper.left() == 1_GiB);
+}

@@ -24,7 +24,8 @@ public:
           uses_{other.uses_},
           driver_{other.driver_},
           node_{other.node_},
-          id_{std::exchange(other.id_, queue_id{})} {}
+          id_{std::exchange(other.id_, queue_id{})},
+          at_end_{other.at_end_} {}
     queue& operator=(queue&& other) noexcept {
         queue taken{std::move(other)};
         std::swap(space_, taken.space_);
@@ -32,14 +33,20 @@ public:
         std::swap(driver_, taken.driver_);
         std::swap(node_, taken.node_);
         std::swap(id_, taken.id_);
+        std::swap(at_end_, taken.at_end_);
         return *this;
     }
     // Waits for the work in it.
     ~queue() {
         if (id_.value != 0) {
-            if (synchronize().code != errc::forked) {
-                driver_.queue_destroy(id_);
+            const status ended = synchronize();
+            if (ended.code == errc::forked) {
+                return;
             }
+            if (ended || ended.code == errc::device_lost) {
+                at_end_(*space_, id_);
+            }
+            driver_.queue_destroy(id_);
         }
     }
 
@@ -81,9 +88,10 @@ public:
 
 private:
     friend class space;
-    queue(space_state& owner, use_table& uses, backend_ref driver, node_id node,
-          queue_id id) noexcept
-        : space_{&owner}, uses_{&uses}, driver_{driver}, node_{node}, id_{id} {}
+    // at_end is told when all its work is done, before the id is another queue's.
+    queue(space_state& owner, use_table& uses, backend_ref driver, node_id node, queue_id id,
+          void (*at_end)(space_state&, queue_id) noexcept) noexcept
+        : space_{&owner}, uses_{&uses}, driver_{driver}, node_{node}, id_{id}, at_end_{at_end} {}
 
     [[nodiscard]] status check() const noexcept {
         if (id_.value == 0) {
@@ -99,6 +107,7 @@ private:
     backend_ref driver_;
     node_id node_;
     queue_id id_;
+    void (*at_end_)(space_state&, queue_id) noexcept;
 };
 
 }  // namespace xmm

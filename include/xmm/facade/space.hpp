@@ -239,7 +239,7 @@ public:
         if (!made) {
             return made.error();
         }
-        return queue{*state_, state_->core.uses(), (*found)->driver, (*found)->id, *made};
+        return queue{*state_, state_->core.uses(), (*found)->driver, (*found)->id, *made, &end_of};
     }
 
 #if XMM_HAS_CUDA
@@ -259,8 +259,9 @@ public:
             }
             result<queue_id> made = driver->adopt(static_cast<cuda::CUstream>(native));
             if (made) {
-                return queue{*state_, state_->core.uses(), at.driver,
-                             driver->device_of(*made)->node(), *made};
+                return queue{*state_,   state_->core.uses(),
+                             at.driver, driver->device_of(*made)->node(),
+                             *made,     &end_of};
             }
             last = made.error();
         }
@@ -301,6 +302,7 @@ public:
     [[nodiscard]] space_state& state() noexcept { return *state_; }
 
 private:
+    static void end_of(space_state& owner, queue_id queue) noexcept { owner.forget(queue); }
     explicit space(std::unique_ptr<space_state> state) noexcept : state_{state.release()} {}
 
     static result<space> create_from(backend_ref driver, const space_options& options,

@@ -117,6 +117,16 @@ public:
                               : fail(errc::no_memory, "the host has no memory for a heap");
     }
 
+    // All work of the queue is done, and the id not another one's yet.
+    void forget(queue_id queue) noexcept {
+        std::lock_guard guard{heaps_order_};
+        for (auto& one : heaps_) {
+            if (one != nullptr) {
+                one->heap().forget(queue);
+            }
+        }
+    }
+
     // ---- what resources ask of a space as well: see space
 
     [[nodiscard]] result<void*> map(std::size_t bytes, const map_options& wanted = {}) noexcept {

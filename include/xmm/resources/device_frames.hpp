@@ -121,6 +121,17 @@ public:
         with(span.user().lock(), [&] { release_locked(span, range); });
     }
 
+    // The user's queue is over, all its work done: it goes on with another one, or with none (0).
+    void set_queue(frame_user& user, queue_id queue) noexcept {
+        with(user.lock(), [&] {
+            with(lock_, [&] {
+                // relaxed: read under one of these locks, or as a name.
+                user.queue_.store(queue.value, std::memory_order_relaxed);
+                user.points_.set_reached(user.stamp_);
+            });
+        });
+    }
+
     // Drops idle frames, the longest idle first, until at most keep_bytes are left or none is idle. Waits for
     // queues. Answers how many bytes it dropped. The second form asks users with this tag only.
     std::size_t trim(std::size_t keep_bytes) noexcept { return trim_where(keep_bytes, nullptr); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // extent_heap.hpp - best fit over addresses; frames follow demand.
 //
-// Model    One heap serves one queue of a device. Address space is free and plenty, frames are not: a block goes
+// Model    One heap serves one queue of a device at a time. Address space is free and plenty, frames are not: a block goes
 //          where the fewest frames are missing, and of such places into the smallest free extent. Blocks that
 //          will soon be gone, judged by those before them, live in an area of their own, so that the others
 //          stay together. Slots grow with the peak of live bytes: a move costs the same whatever the slot's
@@ -167,6 +167,8 @@ public:
         return with(user_.lock(), [&] { return blocks_.count(); });
     }
     [[nodiscard]] queue_id queue() const noexcept { return user_.queue(); }
+    // Its queue is over, all its work done: the heap and its blocks are another one's from here on.
+    void set_queue(queue_id queue) noexcept { frames_->set_queue(user_, queue); }
     [[nodiscard]] std::uint32_t tag() const noexcept { return user_.tag(); }
     [[nodiscard]] bool is_valid() const noexcept;
 

@@ -77,6 +77,15 @@ public:
         }
     }
 
+    // Their queue is over, all its work done: they go on with another one.
+    void set_queue(queue_id queue) noexcept {
+        std::lock_guard guard{lock_};
+        queue_ = queue;
+        for (std::size_t i = 0; i < reservation_count(); ++i) {
+            frames_.set_queue(reservations_[i].span->user(), queue);
+        }
+    }
+
     // What arena creation is told.
     [[nodiscard]] jemalloc_hooks* table() noexcept { return this; }
 
@@ -339,7 +348,7 @@ private:
 
     // (C) constant once made  (A) atomic  (L) under lock_
     Frames& frames_;           // (C)
-    const queue_id queue_;     // (C)
+    queue_id queue_;           // (L)
     const std::uint32_t tag_;  // (C)
     ranked_mutex<lock_rank::extent_hooks> lock_;
     std::array<reservation, most_reservations>

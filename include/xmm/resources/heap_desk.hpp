@@ -21,10 +21,9 @@
 namespace xmm {
 
 struct heap_desk {
-    static constexpr std::uint64_t no_key = ~std::uint64_t{0};
-
     // The magazine of a shelf that has small blocks. Null: no memory.
     [[nodiscard]] block_magazine* magazine_of(heap_shelf& home) noexcept {
+        last_key = home.key.load(std::memory_order_relaxed);  // relaxed: see xpu_malloc::try_kept
         if (last == &home) {
             return last_magazine;
         }
@@ -36,10 +35,10 @@ struct heap_desk {
                 magazines[home.number] = std::make_unique<block_magazine>();
             }
         } catch (const std::bad_alloc&) {
+            last_key = heap_shelf::no_key;
             return nullptr;
         }
         last = &home;
-        last_key = heap_shelf::key_of(home.queue, home.tag);
         last_marks = {};
         return last_magazine = magazines[home.number].get();
     }
@@ -49,10 +48,10 @@ struct heap_desk {
 
     // The first three and those of the last shelf are read for each cached block.
     heap_statistics::stripe* counts = nullptr;  // null: there was no memory for one
-    std::uint64_t epoch = 0;                    // of the last flush that it has followed
+    std::uint64_t epoch = 0;                    // that it has followed
     std::atomic<std::uint64_t> generation{0};   // of the threads that have had it
     // Where the thread was last: a shelf, its magazine, and the marks of one of the shelf's small spans.
-    std::uint64_t last_key = no_key;
+    std::uint64_t last_key = heap_shelf::no_key;
     block_magazine* last_magazine = nullptr;
     heap_shelf* last = nullptr;
     mark_view last_marks;  // as long as nothing was flushed

@@ -3,7 +3,7 @@
 //
 // Model    A slot has a frame or none, and a count of the blocks that overlap it. With a frame and no block
 //          it is idle: still mapped, and its frame may be taken for another slot. A frame_user is one heap
-//          on one queue; its spans share its lock.
+//          on one queue, and after that queue's end on another one; its spans share its lock.
 // Threads  The counts of a span, and which of its slots have frames, are guarded by its user's lock. Frames
 //          are given and taken under the lock of device_frames as well.
 // See      device_frames.hpp gives and takes the frames.
@@ -36,11 +36,14 @@ public:
 
     // A user of one span only is made and owned by device_frames.
     explicit frame_user(queue_id queue, std::uint32_t tag = 0, bool is_of_one_span = false) noexcept
-        : queue_{queue}, tag_{tag}, is_of_one_span_{is_of_one_span} {}
+        : queue_{queue.value}, tag_{tag}, is_of_one_span_{is_of_one_span} {}
     frame_user(const frame_user&) = delete;
     frame_user& operator=(const frame_user&) = delete;
 
-    [[nodiscard]] queue_id queue() const noexcept { return queue_; }
+    // relaxed: it changes only between two queues' work, see device_frames::set_queue.
+    [[nodiscard]] queue_id queue() const noexcept {
+        return {queue_.load(std::memory_order_relaxed)};
+    }
     [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
     [[nodiscard]] bool is_of_one_span() const noexcept { return is_of_one_span_; }
     [[nodiscard]] lock_type& lock() const noexcept { return lock_; }
@@ -67,11 +70,11 @@ private:
 
     // Whether the queue's work up to that release is done; if not, what to wait for. Under (D).
     [[nodiscard]] bool is_finished(frame_port& port, std::uint64_t stamp, ticket& until) noexcept {
-        return points_.is_reached(port, queue_, stamp, listed_, until);
+        return points_.is_reached(port, queue(), stamp, listed_, until);
     }
 
     mutable lock_type lock_;            // (U) in the legend below, (D) is the lock of device_frames
-    const queue_id queue_;              //       constant
+    std::atomic<std::uint32_t> queue_;  // (A)   written under U and D
     const std::uint32_t tag_;           //       constant
     const bool is_of_one_span_;         //       constant
     slot_span* spans_ = nullptr;        // (U,D) first of its spans; two letters: written under both

@@ -126,6 +126,9 @@ public:
     [[nodiscard]] static result<std::unique_ptr<small_blocks>> make(Frames& frames, queue_id queue,
                                                                     std::uint32_t tag = 0) noexcept;
 
+    // Its queue is over, all its work done: the arena and its blocks are another one's from here on.
+    void set_queue(queue_id queue) noexcept { hooks_.set_queue(queue); }
+
     // The calling thread is past the destructors of its thread_local variables: what it gives back from here on
     // goes by no cache, since nobody would take the cache over.
     static void end_caches_of_thread() noexcept { detail::give_back_thread_caches(); }

@@ -111,6 +111,19 @@ public:
         return uses_.add(to_address(block), queue);
     }
 
+    // The queue is over: all its work is done, and nobody allocates on it any more. Its blocks stay the program's; what
+    // is free serves the next queue that comes. To be told before the id is another queue's.
+    void forget(queue_id queue) noexcept {
+        drain(desk_of_thread());
+        shelves_.retire(queue, [](shelf& one) {
+            if (one.small != nullptr) {
+                one.small->flush();
+                one.small->purge();
+            }
+        });
+        epoch_.fetch_add(end_of_queue, std::memory_order_relaxed);  // relaxed: see follow_flush
+    }
+
     // ---- questions
 
     [[nodiscard]] bool owns(const void* pointer) const noexcept {
@@ -127,7 +140,7 @@ public:
         if (range.is_empty()) {
             return fail(errc::not_mapped, "no block of this heap is there");
         }
-        return block_info{node_, range, note->owner->queue, note->owner->tag};
+        return block_info{node_, range, note->owner->queue(), note->owner->tag};
     }
     [[nodiscard]] heap_figures figures() noexcept {
         // Moves are counted where the frames are: here comes what is new since the last look. relaxed: a number;
@@ -237,6 +250,7 @@ public:
 
 private:
     static constexpr std::size_t most_bytes = extent_heap::most_bytes;
+    static constexpr std::uint64_t end_of_queue = std::uint64_t{1} << 32;
     static constexpr unsigned most_reclaims = 64;  // others may take what was won
 
     using small_kind = heap_shelf::small_kind;
@@ -382,11 +396,15 @@ private:
     }
     // What others have asked for since.
     void follow_flush(desk& mine) noexcept {
-        // relaxed: late is good enough.
+        // relaxed: late is good enough for a flush; a queue's end comes before its id is another one's.
         const std::uint64_t now = epoch_.load(std::memory_order_relaxed);
         if (mine.epoch != now) {
+            const bool is_flush = (mine.epoch ^ now) % end_of_queue != 0;
             mine.epoch = now;
-            empty_magazines(mine);
+            mine.last_key = heap_shelf::no_key;
+            if (is_flush) {
+                empty_magazines(mine);
+            }
         }
     }
 
@@ -615,7 +633,7 @@ private:
         }
     }
     [[nodiscard]] static bool is_unordered(const shelf& home, queue_id last_user) noexcept {
-        return last_user.value != 0 && !(last_user == home.queue);
+        return last_user.value != 0 && !(last_user == home.queue());
     }
     // Points after which no queue but the block's own uses it.
     status note_points(const span_note& note, address at, queue_id last_user,
@@ -807,14 +825,14 @@ private:
     }
     void note_event(trace_action action, const shelf& home, address at,
                     std::size_t bytes) noexcept {
-        recorder_.record(action, at, bytes, home.queue.value, home.tag.value);
+        recorder_.record(action, at, bytes, home.queue().value, home.tag.value);
     }
     static void note_frame(void* self, trace_action action, address slot,
                            std::size_t bytes) noexcept {
         auto& heap = *static_cast<xpu_malloc*>(self);
         if (heap.recorder_.is_on()) {
             const span_note* note = heap.spans_.find(slot);
-            const queue_id queue = note != nullptr ? note->owner->queue : queue_id{};
+            const queue_id queue = note != nullptr ? note->owner->queue() : queue_id{};
             const pool_tag tag = note != nullptr ? note->owner->tag : pool_tag{};
             heap.recorder_.record(action, slot, bytes, queue.value, tag.value);
         }
@@ -847,7 +865,8 @@ private:
     slab<pending_block> pending_;
     pending_kind waiting_;
     queue_uses uses_;
-    std::atomic<std::uint64_t> epoch_{0};       // (A)  of flushes that were asked for
+    std::atomic<std::uint64_t> epoch_{
+        0};  // (A)  flushes that were asked for, and queues' ends above them
     std::atomic<std::uint64_t> moves_seen_{0};  // (A)  of frames, that statistics_ has
     shelf_table shelves_;                       // goes before what its spans are noted in
     ranked_mutex<lock_rank::leaf> tags_lock_;
