@@ -124,7 +124,7 @@ private:
         std::vector<waiting_block> waiting;  // (L) given back on a queue that has not passed it yet
         std::byte* cursor = nullptr;         // (L) the slab being cut, up to its end
         std::byte* end = nullptr;            // (L)
-        std::size_t blocks = 0;              // (L) of all slabs so far
+        std::size_t blocks = 0;              // (L) of all slabs, and of those that are under way
     };
     struct chunk {
         std::byte* begin;
@@ -249,21 +249,33 @@ private:
         const std::size_t block = classes::bytes_of(index);
         const std::size_t bytes =
             align_up(std::max(slab_bytes / block, std::size_t{1}) * block, chunk_alignment);
-        std::byte* slab = cut_slab(bytes);
         const std::size_t count = bytes / block;
+        // Room for all blocks now, so that giving back never allocates. Before there is a slab that could be lost.
+        reserve_ready(list, count);
+        std::byte* slab;
+        try {
+            slab = cut_slab(bytes);
+        } catch (...) {
+            with(list.lock, [&] { list.blocks -= count; });
+            throw;
+        }
         with(list.lock, [&] {
-            // Room for all blocks now, so that giving back never allocates.
-            const std::size_t blocks = list.blocks + count;
-            if (list.ready.capacity() < blocks) {
-                list.ready.reserve(2 * blocks);
-            }
             while (list.cursor != list.end) {  // another thread was here too: keep what it left
                 list.ready.push_back(list.cursor);
                 list.cursor += block;
             }
-            list.blocks = blocks;
             list.cursor = slab;
             list.end = slab + count * block;
+        });
+    }
+    // They count from here on.
+    static void reserve_ready(size_list& list, std::size_t count) {
+        with(list.lock, [&] {
+            const std::size_t blocks = list.blocks + count;
+            if (list.ready.capacity() < blocks) {
+                list.ready.reserve(2 * blocks);
+            }
+            list.blocks = blocks;
         });
     }
     [[nodiscard]] std::byte* cut_slab(std::size_t bytes) {
@@ -271,12 +283,14 @@ private:
             return slab;
         }
         const std::size_t wanted = next_chunk_bytes(bytes);
-        with(chunks_lock_, [&] { chunks_.reserve(chunks_.size() + 1); });
         auto* begin = static_cast<std::byte*>(upstream_.allocate_sync(wanted, chunk_alignment));
-        return with(chunks_lock_, [&] {
-            chunks_.push_back({begin, wanted, bytes});
-            return begin;
-        });
+        try {
+            with(chunks_lock_, [&] { chunks_.push_back({begin, wanted, bytes}); });
+        } catch (...) {
+            upstream_.deallocate_sync(begin, wanted, chunk_alignment);
+            throw;
+        }
+        return begin;
     }
     [[nodiscard]] std::byte* try_cut_locked(std::size_t bytes) noexcept {
         for (auto one = chunks_.rbegin(); one != chunks_.rend(); ++one) {

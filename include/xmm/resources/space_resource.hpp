@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <xmm/core/lock.hpp>
+#include <xmm/os/signal_mask.hpp>
 #include <xmm/resources/memory_resource.hpp>
 
 namespace xmm {
@@ -221,6 +222,7 @@ private:
         std::vector<std::thread> helpers;
         std::size_t done = share;  // the first share is this thread's
         try {
+            const detail::signals_blocked quiet;
             for (; done < bytes; done += share) {
                 helpers.emplace_back(touch_each_page, begin + done, std::min(share, bytes - done));
             }
