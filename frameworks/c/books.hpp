@@ -23,7 +23,7 @@ namespace xmm::c_interface {
 
 class queue_book {
 public:
-    static constexpr const char* registry_key = "c_queues/1";
+    static constexpr const char* registry_key = "c_queues/2";
 
     static queue_book& instance() { return registry::object<queue_book>(); }
 

@@ -106,8 +106,7 @@ XMM_API xmm_status xmm_set_budget(int32_t node, uint64_t bytes) XMM_NOEXCEPT;
 /* ---- queues */
 
 XMM_API xmm_status xmm_queue_create(int32_t node, xmm_queue* queue) XMM_NOEXCEPT;
-/* Waits for its work, and answers how that went: the queue is gone in any case, unless there was none. Blocks of the
- * queue stay. */
+/* Waits for its work, and answers how that went; the queue is gone also where that failed. Its blocks stay. */
 XMM_API xmm_status xmm_queue_destroy(xmm_queue queue) XMM_NOEXCEPT;
 
 /* Since 0.2: a stream of the caller's, a cudaStream_t or CUstream, as a queue of its device. 0 is the legacy stream of
@@ -115,9 +114,9 @@ XMM_API xmm_status xmm_queue_destroy(xmm_queue queue) XMM_NOEXCEPT;
  * queue, and is forgotten when all have forgotten it; the stream is destroyed after that.
  * XMM_UNSUPPORTED: not a stream of the primary context of a device of xmm's, or the per-thread stream. */
 XMM_API xmm_status xmm_queue_adopt(void* native, xmm_queue* queue) XMM_NOEXCEPT;
-/* The stream stays the caller's. The last one waits for its work, and answers how that went: the queue is gone in any
- * case but two: there was none, or XMM_BUSY, the stream is being captured. Blocks of the queue stay; what the stream
- * gets from now on is the caller's to order with them. */
+/* The stream stays the caller's. The last one to forget it waits for its work, and answers how that went; the queue is
+ * gone also where that failed. XMM_BUSY: it stays, since the stream is being captured. Its blocks stay; what the stream
+ * gets from then on is the caller's to order with them. */
 XMM_API xmm_status xmm_queue_forget(xmm_queue queue) XMM_NOEXCEPT;
 
 typedef struct xmm_queue_description {
@@ -125,8 +124,7 @@ typedef struct xmm_queue_description {
     int32_t node;
     uint32_t is_adopted; /* 0: of xmm_queue_create */
     uint32_t is_native;  /* 0: of a software device, whose queues are no vendor's streams */
-    void*
-        native; /* if it is: the cudaStream_t, for work of the caller's own; 0: the legacy stream */
+    void* native;        /* if it is: the cudaStream_t; 0: the legacy stream */
 } xmm_queue_description;
 
 XMM_API xmm_status xmm_describe_queue(xmm_queue queue,
@@ -196,7 +194,8 @@ XMM_API xmm_status xmm_trim(int32_t node, uint64_t keep_bytes, uint64_t* freed) 
 XMM_API xmm_status xmm_trim_tag(int32_t node, xmm_tag tag, uint64_t* freed) XMM_NOEXCEPT;
 
 /* Called when nothing else is left, by the thread that asks for memory, with no lock held: true if it gave back
- * enough for another try. NULL: none. */
+ * enough for another try. NULL: none. When the function below returns, no other thread is in the callback before any
+ * more; called from that one, it does not wait. Hold nothing there that the callback may wait for. */
 typedef bool (*xmm_oom_callback)(size_t bytes, void* context);
 XMM_API xmm_status xmm_set_oom_callback(int32_t node, xmm_oom_callback callback,
                                         void* context) XMM_NOEXCEPT;

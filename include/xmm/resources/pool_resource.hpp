@@ -11,6 +11,7 @@
 //          the pool's; what follows is for every other upstream.
 // Threads  Any. One lock per size guards its list, one the chunks; none is held during an upstream call.
 // Failure  When the upstream has no memory, blocks still waiting for a queue are waited for first.
+//          In a child of fork, where devices reach the memory, allocate throws, and nothing is given back.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include <xmm/core/lock.hpp>
+#include <xmm/os/registry.hpp>
 #include <xmm/resources/heap_resource.hpp>
 #include <xmm/resources/memory_resource.hpp>
 #include <xmm/resources/size_classes.hpp>
@@ -73,6 +75,9 @@ public:
 
     // Gives all chunks back; no block of the pool is in use any more, on the CPU or on a queue.
     void release() noexcept {
+        if (is_parents()) {
+            return;
+        }
         if (heap_) {
             heap_->heap().release(heap_->tag());
             return;
@@ -132,10 +137,17 @@ private:
         std::size_t cut;  // handed out as slabs
     };
 
+    // A child of fork has none of the memory that devices reach; plain memory it has.
+    [[nodiscard]] bool is_parents() const noexcept {
+        return includes(this->reachable_by(), reach::device) && registry::is_forked_child();
+    }
     [[nodiscard]] bool is_pooled(std::size_t bytes, std::size_t alignment) const noexcept {
         return bytes <= largest_bytes_ && alignment <= chunk_alignment;
     }
     void* do_allocate_on(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+        if (is_parents()) {
+            this->refuse(bytes, "this is a forked child: the memory is its parent's");
+        }
         if (heap_) {
             return heap_->allocate(stream, bytes, alignment);
         }
@@ -159,6 +171,9 @@ private:
     }
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t bytes,
                           std::size_t alignment) noexcept override {
+        if (is_parents()) {
+            return;
+        }
         if (heap_) {
             heap_->deallocate(stream, pointer, bytes, alignment);
             return;
