@@ -460,6 +460,9 @@ xmm_status xmm_tag_create(const char* name, xmm_tag* tag) noexcept {
         if (tag == nullptr) {
             return no_place();
         }
+        if (registry::is_forked_child()) {
+            return fail(errc::forked, "this is a forked child: the tags are its parent's");
+        }
         result<std::uint16_t> made = tag_book::instance().find_or_make(name);
         *tag = made ? *made : *tag;
         return made.error();

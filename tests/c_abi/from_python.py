@@ -313,6 +313,7 @@ def forked(library_path, _, __):
                    library.xmm_queue_synchronize(queue) == FORKED and library.xmm_queue_destroy(queue) == FORKED and
                    library.xmm_queue_adopt(None, ctypes.byref(other)) == FORKED and
                    library.xmm_queue_forget(queue) == FORKED and
+                   library.xmm_tag_create(b"late", ctypes.byref(ctypes.c_uint32())) == FORKED and
                    library.xmm_describe_queue(queue, ctypes.byref(QueueDescription())) == FORKED)
         os._exit(0 if refused else 1)
     check(os.waitpid(child, 0)[1] == 0, "the child was not refused")
