@@ -4,7 +4,7 @@
 // Model    A function that the driver calls in a stream's order must not call the driver itself. So what it
 //          calls is ours: it hands the function to a thread of the device's, and the stream waits there until
 //          that is done. One thread a device, as the driver has one; it starts with the first call.
-// Threads  Any. The lock, rank leaf, guards the chain of calls.
+// Threads  Any. A mutex without a rank guards the chain of calls: no other lock of ours is taken under it.
 // Failure  Where the driver drops the calls of a device that was lost, they are made all the same: their callers
 //          may have to free something there.
 #pragma once
@@ -35,6 +35,15 @@ struct host_call {
     bool is_handed_over = false;         // by the loss, to the thread
     host_call* after = nullptr;          // in the thread's chain
     xmm::detail::futex_word is_over{0};  // set once, last of all
+    // Who enqueues it, and who has it made; the records of a lost device stay with their queue.
+    std::atomic<unsigned> keepers{2};
+
+    static void let_go(host_call& one) noexcept {
+        // acq_rel: the last one sees what the other did with the record.
+        if (one.keepers.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+            delete &one;
+        }
+    }
 };
 
 class call_thread {
@@ -111,7 +120,7 @@ private:
         }
     }
 
-    std::mutex lock_;  // no rank: what waits on it takes no other lock of ours under it
+    std::mutex lock_;  // see above
     std::condition_variable bell_;
     std::thread worker_;
     host_call* oldest_ = nullptr;  // under lock_, as are the next two

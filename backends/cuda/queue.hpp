@@ -142,7 +142,7 @@ public:
         }
         one->fn = fn, one->context = context, one->owner = this;
         with(ring_, [&] { link_locked(*one); });
-        bool is_enqueued = false;  // then it is made, and the record is gone after that
+        bool is_enqueued = false;  // then it is made
         auto point = submit([&](CUstream stream) {
             const status enqueued = device_->calls().call(&driver_api::launch_host_func, stream,
                                                           &queue::on_turn, static_cast<void*>(one));
@@ -150,14 +150,21 @@ public:
             return enqueued;
         });
         if (point) {
+            host_call::let_go(*one);
             return point;
         }
         if (!is_enqueued && with(ring_, [&] { return claim_locked(*one); })) {
             delete one;
             return point.error();
         }
-        return ticket{id_,
-                      0};  // it was made, or the loss has it made: only the event behind it failed
+        // It is made, by the driver or by the loss: only the event behind it failed. A failure would say that it
+        // never is, so its end is awaited here, and the ticket is one that is reached.
+        if (device_->is_lost()) {
+            lose();
+        }
+        call_thread::await(*one);
+        host_call::let_go(*one);
+        return ticket{id_, 0};
     }
 
     [[nodiscard]] bool is_submitted(std::uint64_t value) noexcept {
@@ -422,7 +429,7 @@ private:
         });
         if (is_mine) {
             owner.calls_->make(*one);
-            delete one;
+            host_call::let_go(*one);
             xmm::detail::futex_word& running = owner.calls_running_;
             running.fetch_sub(1, std::memory_order_release);  // pairs with the acquire in close
             xmm::detail::futex_wake_all(running);

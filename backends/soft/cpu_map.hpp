@@ -13,8 +13,6 @@
 #include <span>
 
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <xmm/core/status.hpp>
 #include <xmm/os/host_memory.hpp>
@@ -28,8 +26,8 @@ using hole_maker = status (*)(void* context, va_range range) noexcept;
 
 [[nodiscard]] inline status map_raw(va_range range, int protection, int flags, int file,
                                     std::size_t offset) noexcept {
-    if (::syscall(SYS_mmap, range.begin, range.bytes, protection, flags | MAP_FIXED, file,
-                  offset) == -1) {
+    if (xmm::detail::map_quietly(to_pointer(range.begin), range.bytes, protection,
+                                 flags | MAP_FIXED, file, offset) == MAP_FAILED) {
         return errno == ENOMEM
                    ? fail(errc::no_memory, "mmap refused, most likely by vm.max_map_count", errno)
                    : fail(errc::unsupported, "mmap failed", errno);

@@ -2,12 +2,14 @@
 // books.hpp - what all libraries of a process that show the C interface have in common: queues and tags by name.
 //
 // Model    Both books are in the registry. A queue's handle is the address of its object; a tag is a number from
-//          1 on. Queues come and go, tags stay.
+//          1 on. Queues come and go, tags stay. A stream that is adopted several times is one queue: all who
+//          adopt it have its blocks in one order.
 // Threads  Any. A mutex a book, taken before all ranked locks; the queue that a thread used last is found without.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -21,7 +23,7 @@ namespace xmm::c_interface {
 
 class queue_book {
 public:
-    static constexpr const char* registry_key = "c_queues/1";
+    static constexpr const char* registry_key = "c_queues/2";
 
     static queue_book& instance() { return registry::object<queue_book>(); }
 
@@ -31,12 +33,13 @@ public:
             return made.error();
         }
         auto kept = std::make_shared<queue>(std::move(*made));
-        void* handle = kept.get();
         std::lock_guard guard{order_};
-        queues_.emplace(handle, std::move(kept));
-        return handle;
+        return keep_locked({std::move(kept), {}, 0});
     }
     status destroy(void* handle) {
+        if (registry::is_forked_child()) {
+            return not_here();
+        }
         std::shared_ptr<queue> leaving;
         {
             std::lock_guard guard{order_};
@@ -44,13 +47,97 @@ public:
             if (found == queues_.end()) {
                 return unknown();
             }
-            leaving = std::move(found->second);
-            queues_.erase(found);
-            // release: pairs with the acquire in id_of; what threads remember is of no use any more.
-            epoch_.fetch_add(1, std::memory_order_release);
+            if (found->second.adoptions != 0) {
+                return fail(errc::invalid_argument, "an adopted stream: xmm_queue_forget");
+            }
+            leaving = take_out_locked(found);
         }
         return leaving->synchronize();
     }
+
+    // A vendor's stream as a queue of its device; the same one again is the same queue, and is to be forgotten as
+    // often.
+    result<void*> adopt(space& owner, void* native) {
+#if XMM_HAS_CUDA
+        result<native_key> key = key_of(native);
+        if (!key) {
+            return key.error();
+        }
+        std::lock_guard guard{order_};
+        for (auto& [handle, one] : queues_) {
+            if (one.adoptions != 0 && one.of == *key) {
+                ++one.adoptions;
+                return handle;
+            }
+        }
+        result<queue> made = owner.adopt_stream(native);
+        if (!made) {
+            return made.error();
+        }
+        return keep_locked({std::make_shared<queue>(std::move(*made)), *key, 1});
+#else
+        static_cast<void>(owner), static_cast<void>(native);
+        return fail(errc::unsupported, "this library was built without its CUDA backend");
+#endif
+    }
+    // Waits for its work when nobody else has adopted it. busy, and nothing changed: the stream is being captured.
+    status forget(void* handle) {
+        if (registry::is_forked_child()) {
+            return not_here();
+        }
+        std::shared_ptr<queue> leaving;
+        status outcome;
+        ticket last;
+        {
+            std::lock_guard guard{order_};
+            const auto found = queues_.find(handle);
+            if (found == queues_.end()) {
+                return unknown();
+            }
+            if (found->second.adoptions == 0) {
+                return fail(errc::invalid_argument, "not an adopted stream: xmm_queue_destroy");
+            }
+            if (found->second.adoptions > 1) {
+                --found->second.adoptions;
+                return {};
+            }
+            result<ticket> point = found->second.line->record();
+            if (point.code() == errc::busy) {
+                return point.error();
+            }
+            outcome = point.error();
+            last = point ? *point : ticket{};
+            leaving = take_out_locked(found);
+        }
+        return outcome ? leaving->wait(last) : outcome;
+    }
+    struct description {
+        node_id node;
+        void* native = nullptr;
+        bool is_native = false;
+        bool is_adopted = false;
+    };
+    result<description> describe(void* handle) {
+        if (registry::is_forked_child()) {
+            return not_here();
+        }
+        std::lock_guard guard{order_};
+        const auto found = queues_.find(handle);
+        if (found == queues_.end()) {
+            return unknown();
+        }
+        description about;
+        about.node = found->second.line->node();
+        about.is_adopted = found->second.adoptions != 0;
+#if XMM_HAS_CUDA
+        if (void* driver = found->second.line->native(cuda::vmm::native_kind)) {
+            about.is_native = true;
+            about.native = static_cast<cuda::vmm*>(driver)->stream_of(found->second.line->id());
+        }
+#endif
+        return about;
+    }
+
     // NULL is no queue: number 0.
     result<queue_id> id_of(void* handle) {
         struct memory {
@@ -73,26 +160,73 @@ public:
     std::shared_ptr<queue> find(void* handle) {
         std::lock_guard guard{order_};
         const auto found = queues_.find(handle);
-        return found != queues_.end() ? found->second : nullptr;
+        return found != queues_.end() ? found->second.line : nullptr;
     }
     // NULL for a queue that is gone.
     void* handle_of(queue_id id) {
         std::lock_guard guard{order_};
         for (const auto& [handle, one] : queues_) {
-            if (one->id() == id) {
+            if (one.line->id() == id) {
                 return handle;
             }
         }
         return nullptr;
     }
     static status unknown() noexcept {
-        return fail(errc::invalid_argument, "no such queue: use one of xmm_queue_create, or NULL");
+        return fail(errc::invalid_argument,
+                    "no such queue: they come from xmm_queue_create and xmm_queue_adopt");
+    }
+    static status not_here() noexcept {
+        return fail(errc::forked, "this is a forked child: the queues are its parent's");
     }
 
 private:
+    // A stream in its context: the legacy one has no other name.
+    struct native_key {
+        void* context = nullptr;
+        void* stream = nullptr;
+        friend bool operator==(const native_key&, const native_key&) = default;
+    };
+    struct entry {
+        std::shared_ptr<queue> line;
+        native_key of;          // of an adopted stream
+        std::size_t adoptions;  // that were not forgotten; 0: made here
+    };
+
+    void* keep_locked(entry one) {
+        void* handle = one.line.get();
+        queues_.emplace(handle, std::move(one));
+        return handle;
+    }
+    std::shared_ptr<queue> take_out_locked(std::unordered_map<void*, entry>::iterator at) {
+        std::shared_ptr<queue> leaving = std::move(at->second.line);
+        queues_.erase(at);
+        // release: pairs with the acquire in id_of; what threads remember is of no use any more.
+        epoch_.fetch_add(1, std::memory_order_release);
+        return leaving;
+    }
+#if XMM_HAS_CUDA
+    static result<native_key> key_of(void* native) noexcept {
+        const cuda::driver& driver = cuda::driver::instance();
+        if (!driver.state()) {
+            return driver.state();
+        }
+        constexpr std::uintptr_t legacy_by_name = 1;  // CU_STREAM_LEGACY: the same stream as 0
+        auto* stream = static_cast<cuda::CUstream>(native);
+        const cuda::relaxed_capture quiet{driver};
+        cuda::CUcontext context = nullptr;
+        const status asked = driver.call(&cuda::driver_api::stream_get_ctx, stream, &context);
+        if (!asked) {
+            return fail(errc::unsupported, "not a stream of a context of CUDA", asked.driver_code);
+        }
+        const bool is_legacy = reinterpret_cast<std::uintptr_t>(native) == legacy_by_name;
+        return native_key{context, is_legacy ? nullptr : native};
+    }
+#endif
+
     std::atomic<std::uint64_t> epoch_{1};
     std::mutex order_;
-    std::unordered_map<void*, std::shared_ptr<queue>> queues_;  // under order_
+    std::unordered_map<void*, entry> queues_;  // under order_
 };
 
 class tag_book {

@@ -301,8 +301,42 @@ xmm_status xmm_queue_create(int32_t number, xmm_queue* queue) noexcept {
 xmm_status xmm_queue_destroy(xmm_queue queue) noexcept {
     return answer(__func__, [&] { return queue_book::instance().destroy(queue); });
 }
+xmm_status xmm_queue_adopt(void* native, xmm_queue* queue) noexcept {
+    return answer(__func__, [&]() -> status {
+        if (queue == nullptr) {
+            return no_place();
+        }
+        result<space*> all = the_space();
+        if (!all) {
+            return all.error();
+        }
+        result<void*> made = queue_book::instance().adopt(**all, native);
+        *queue = made ? *made : *queue;
+        return made.error();
+    });
+}
+xmm_status xmm_queue_forget(xmm_queue queue) noexcept {
+    return answer(__func__, [&] { return queue_book::instance().forget(queue); });
+}
+xmm_status xmm_describe_queue(xmm_queue queue, xmm_queue_description* description) noexcept {
+    return answer(__func__, [&]() -> status {
+        result<queue_book::description> found = queue_book::instance().describe(queue);
+        if (!found) {
+            return found.error();
+        }
+        xmm_queue_description said{};
+        said.node = found->node.value;
+        said.is_adopted = found->is_adopted ? 1 : 0;
+        said.is_native = found->is_native ? 1 : 0;
+        said.native = found->native;
+        return hand_over(description, said) ? status{} : no_structure();
+    });
+}
 xmm_status xmm_queue_synchronize(xmm_queue queue) noexcept {
     return answer(__func__, [&] {
+        if (registry::is_forked_child()) {
+            return queue_book::not_here();
+        }
         std::shared_ptr<xmm::queue> line = queue_book::instance().find(queue);
         return line != nullptr ? line->synchronize() : queue_book::unknown();
     });
@@ -425,6 +459,9 @@ xmm_status xmm_tag_create(const char* name, xmm_tag* tag) noexcept {
     return answer(__func__, [&]() -> status {
         if (tag == nullptr) {
             return no_place();
+        }
+        if (registry::is_forked_child()) {
+            return fail(errc::forked, "this is a forked child: the tags are its parent's");
         }
         result<std::uint16_t> made = tag_book::instance().find_or_make(name);
         *tag = made ? *made : *tag;

@@ -3,13 +3,16 @@
  *
  * Model    Memory of a node (a device; or a host, page-locked) for work in the order of a queue. A block is known
  *          by its address; it belongs to the queue and the tag that it was asked for with.
- *          A queue is an opaque pointer, for a vendor's driver the native stream. NULL is no queue: the caller
- *          orders all use of the block, and what is given back is taken to be unused from then on.
+ *          A queue is an opaque pointer: one of xmm_queue_create, or a stream of the caller's that
+ *          xmm_queue_adopt has made a queue of. NULL is no queue: the caller orders all use of the block, and what
+ *          is given back is taken to be unused from then on.
  *          Everything is of the process's default space: all users in a process share one heap a node.
  * Threads  Any, in every function. Texts that are returned are of the calling thread or live for ever.
  * Failure  Functions answer XMM_OK or what went wrong; those that answer a pointer or a size answer NULL or 0.
  *          xmm_last_status() and xmm_last_error() say what the calling thread's last failure was about; a
- *          function that succeeds leaves both as they are. What fails changes nothing. Nothing is thrown.
+ *          function that succeeds leaves both as they are. What fails changes nothing, but for what it says:
+ *          xmm_set_budget that answers XMM_BUSY has set the budget, and a queue is gone also where
+ *          xmm_queue_destroy or xmm_queue_forget tells that its work failed. Nothing is thrown.
  * Growth   Structures begin with struct_size, which the caller sets to sizeof: a newer library fills only what
  *          the caller knows. Functions and constants are added, never changed, within one soname.
  *
@@ -25,7 +28,7 @@
 /* The same as in xmm/core/config.hpp, where both are included. */
 #ifndef XMM_VERSION_MAJOR
 #define XMM_VERSION_MAJOR 0
-#define XMM_VERSION_MINOR 1
+#define XMM_VERSION_MINOR 2
 #define XMM_VERSION_PATCH 0
 #endif
 #define XMM_VERSION (XMM_VERSION_MAJOR * 10000 + XMM_VERSION_MINOR * 100 + XMM_VERSION_PATCH)
@@ -71,7 +74,7 @@ enum {
 
 /* XMM_VERSION of the library that is loaded. */
 XMM_API uint32_t xmm_version(void) XMM_NOEXCEPT;
-/* "0.1.0" */
+/* "0.2.0" */
 XMM_API const char* xmm_version_text(void) XMM_NOEXCEPT;
 /* "no memory", ...; "?" for what is no status. */
 XMM_API const char* xmm_status_name(xmm_status status) XMM_NOEXCEPT;
@@ -96,14 +99,36 @@ typedef struct xmm_node_description {
  * Numbers are the same in the whole process and never change. */
 XMM_API xmm_status xmm_list_nodes(int32_t* nodes, size_t capacity, size_t* count) XMM_NOEXCEPT;
 XMM_API xmm_status xmm_describe_node(int32_t node, xmm_node_description* description) XMM_NOEXCEPT;
-/* What xmm may hold on a node; UINT64_MAX: all there is. XMM_BUSY: the node is above it for now. */
+/* What xmm may hold on a node; UINT64_MAX: all there is. XMM_BUSY: that is the budget now, but used or pinned memory
+ * keeps the node above it for the moment. */
 XMM_API xmm_status xmm_set_budget(int32_t node, uint64_t bytes) XMM_NOEXCEPT;
 
-/* ---- queues, where the caller has no native streams: on software devices */
+/* ---- queues */
 
 XMM_API xmm_status xmm_queue_create(int32_t node, xmm_queue* queue) XMM_NOEXCEPT;
-/* Waits for its work. Blocks of the queue stay. */
+/* Waits for its work, and answers how that went; the queue is gone also where that failed. Its blocks stay. */
 XMM_API xmm_status xmm_queue_destroy(xmm_queue queue) XMM_NOEXCEPT;
+
+/* Since 0.2: a stream of the caller's, a cudaStream_t or CUstream, as a queue of its device. 0 is the legacy stream of
+ * the context that is current in the calling thread. The same stream again, by whomever in this process, is the same
+ * queue, and is forgotten when all have forgotten it; the stream is destroyed after that.
+ * XMM_UNSUPPORTED: not a stream of the primary context of a device of xmm's, or the per-thread stream. */
+XMM_API xmm_status xmm_queue_adopt(void* native, xmm_queue* queue) XMM_NOEXCEPT;
+/* The stream stays the caller's. The last one to forget it waits for its work, and answers how that went; the queue is
+ * gone also where that failed. XMM_BUSY: it stays, since the stream is being captured. Its blocks stay; what the stream
+ * gets from then on is the caller's to order with them. */
+XMM_API xmm_status xmm_queue_forget(xmm_queue queue) XMM_NOEXCEPT;
+
+typedef struct xmm_queue_description {
+    size_t struct_size;
+    int32_t node;
+    uint32_t is_adopted; /* 0: of xmm_queue_create */
+    uint32_t is_native;  /* 0: of a software device, whose queues are no vendor's streams */
+    void* native;        /* if it is: the cudaStream_t; 0: the legacy stream */
+} xmm_queue_description;
+
+XMM_API xmm_status xmm_describe_queue(xmm_queue queue,
+                                      xmm_queue_description* description) XMM_NOEXCEPT;
 XMM_API xmm_status xmm_queue_synchronize(xmm_queue queue) XMM_NOEXCEPT;
 /* Copies between blocks and plain memory in the order of the queue: plain memory stays valid until then. With
  * NULL it is done on return. The ranges do not overlap. */
@@ -162,13 +187,15 @@ XMM_API const char* xmm_tag_name(xmm_tag tag) XMM_NOEXCEPT;
 
 /* ---- memory */
 
-/* Gives unused frames back to the device, down to that many bytes of them. freed may be NULL. */
+/* Gives unused frames back to the device until the heap holds that many bytes of frames, used ones among them, or has
+ * no unused ones left. freed may be NULL. */
 XMM_API xmm_status xmm_trim(int32_t node, uint64_t keep_bytes, uint64_t* freed) XMM_NOEXCEPT;
 /* Those of one tag's addresses only. */
 XMM_API xmm_status xmm_trim_tag(int32_t node, xmm_tag tag, uint64_t* freed) XMM_NOEXCEPT;
 
 /* Called when nothing else is left, by the thread that asks for memory, with no lock held: true if it gave back
- * enough for another try. NULL: none. */
+ * enough for another try. NULL: none. When the function below returns, no other thread is in the callback before any
+ * more; called from that one, it does not wait. Hold nothing there that the callback may wait for. */
 typedef bool (*xmm_oom_callback)(size_t bytes, void* context);
 XMM_API xmm_status xmm_set_oom_callback(int32_t node, xmm_oom_callback callback,
                                         void* context) XMM_NOEXCEPT;

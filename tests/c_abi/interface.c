@@ -301,6 +301,33 @@ static void queues(void) {
     free(seen);
 }
 
+/* Here no queue is a vendor's stream; tests/c_abi/streams.c is where they are. */
+static void no_streams(void) {
+    xmm_queue queue = NULL;
+    xmm_queue_description about;
+    CHECK(xmm_queue_create(other_device, &queue) == XMM_OK);
+    memset(&about, 0x5a, sizeof about);
+    about.struct_size = sizeof about;
+    CHECK(xmm_describe_queue(queue, &about) == XMM_OK && about.struct_size == sizeof about);
+    CHECK(about.node == other_device && !about.is_adopted && !about.is_native && !about.native);
+    memset(&about, 0x5a, sizeof about);
+    about.struct_size = offsetof(xmm_queue_description, is_adopted);
+    CHECK(xmm_describe_queue(queue, &about) == XMM_OK && about.node == other_device);
+    CHECK(about.is_adopted == 0x5a5a5a5aU);
+    REFUSED(xmm_describe_queue(queue, NULL), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_describe_queue(NULL, &about), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_describe_queue(&failures, &about), XMM_INVALID_ARGUMENT);
+    xmm_queue adopted = &checks;
+    REFUSED(xmm_queue_adopt(NULL, &adopted), XMM_UNSUPPORTED);
+    REFUSED(xmm_queue_adopt(&failures, &adopted), XMM_UNSUPPORTED);
+    CHECK(adopted == &checks);
+    REFUSED(xmm_queue_adopt(NULL, NULL), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_queue_forget(queue), XMM_INVALID_ARGUMENT);
+    REFUSED(xmm_queue_forget(NULL), XMM_INVALID_ARGUMENT);
+    CHECK(xmm_queue_destroy(queue) == XMM_OK);
+    REFUSED(xmm_describe_queue(queue, &about), XMM_INVALID_ARGUMENT);
+}
+
 static void tags(void) {
     xmm_tag weights = 99;
     xmm_tag activations = 99;
@@ -532,6 +559,7 @@ int main(int argc, char** argv) {
     nodes();
     blocks();
     queues();
+    no_streams();
     tags();
     out_of_memory();
     figures();

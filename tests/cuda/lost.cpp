@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 
@@ -136,6 +137,28 @@ TEST_CASE("a lost device: the host calls that it will not make are made, in orde
     r.b.queue_destroy(r.queue);
     CHECK(seen.made == 4);
     CHECK(seen.in_order);
+}
+
+TEST_CASE("a host call whose event finds the device lost is over when its ticket is there") {
+    if (!lost_rig::can_run()) {
+        return;
+    }
+    lost_rig r;
+    std::atomic<int> made{0};
+    r.soft.fail("cuEventRecord", 0, 1, cuda::CUDA_ERROR_ILLEGAL_ADDRESS);
+    auto point = r.b.call(
+        r.queue,
+        [](void* self) noexcept {
+            std::this_thread::sleep_for(std::chrono::milliseconds{50});
+            ++*static_cast<std::atomic<int>*>(self);
+        },
+        &made);
+    REQUIRE(point);
+    CHECK(made == 1);
+    CHECK(r.b.is_done(*point));
+    CHECK(r.b.record(r.queue).code() == errc::device_lost);
+    r.b.queue_destroy(r.queue);
+    CHECK(made == 1);
 }
 
 TEST_CASE("a device that came back is another one") {

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <csetjmp>
 #include <csignal>
 #include <string>
@@ -636,6 +637,22 @@ TEST_CASE("each single failure of the driver leaves all as it was") {
         REQUIRE(made);
         CHECK(r.b.wait(*made));
         CHECK(calls == 2);
+        // Its ticket says that it is over, so it is: also where the stream could not be awaited.
+        const auto slowly = [](void*) noexcept {
+            std::this_thread::sleep_for(std::chrono::milliseconds{50});
+            ++calls;
+        };
+        r.soft.fail("cuEventRecord", 0, 1, cuda::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        auto unseen = r.b.call(r.queue, slowly, nullptr);
+        REQUIRE(unseen);
+        CHECK(r.b.is_done(*unseen));
+        CHECK(calls == 3);
+        r.soft.fail("cuEventRecord", 0, 1, cuda::CUDA_ERROR_OUT_OF_MEMORY);
+        r.soft.fail("cuStreamSynchronize", 0, 1, cuda::CUDA_ERROR_OUT_OF_MEMORY);
+        auto unawaited = r.b.call(r.queue, slowly, nullptr);
+        REQUIRE(unawaited);
+        CHECK(r.b.is_done(*unawaited));
+        CHECK(calls == 4);
         r.b.frame_drop(f);
     }
     SUBCASE("addresses") {

@@ -8,6 +8,8 @@
 #include <xmm/facade/resource_port.hpp>
 #include <xmm/resources/heap_resource.hpp>
 
+#include "../core/child.hpp"
+
 using namespace xmm;
 using namespace xmm::test;
 
@@ -175,6 +177,65 @@ TEST_CASE("heap: pools take a tag each and give it back") {
     void* one = again.allocate_sync(1000);
     CHECK(r.heap().find(one).value().tag.value >= xpu_malloc::first_made_tag);
     again.deallocate_sync(one, 1000);
+}
+
+TEST_CASE("heap: a forked child is refused, and gives nothing back") {
+    heap_rig r;
+    xpu_malloc& heap = r.heap();
+    device_resource upstream{port_of(r.of()), r.device()};
+    unified_resource unified{port_of(r.of())};
+    heap_resource memory{heap, port_of(r.of()).queues()};
+    pool_resource device_pool{upstream};
+    pool_resource unified_pool{unified};
+    host_resource host;
+    pool_resource host_pool{host};
+    auto* block = r.make<std::uint64_t>(1_MiB);
+    std::vector<std::pair<resource_base*, void*>> cached;
+    for (resource_base* one : std::initializer_list<resource_base*>{&upstream, &unified, &memory,
+                                                                    &device_pool, &unified_pool}) {
+        one->deallocate_sync(one->allocate_sync(100'000), 100'000);  // it has one now
+        cached.emplace_back(one, one->allocate_sync(200'000));
+    }
+    const ending calls = in_child([&] {
+        const errc codes[] = {
+            heap.allocate({.bytes = 1_MiB, .queue = r.line().id()}).code(),
+            heap.deallocate(block).code,
+            heap.find(block).code(),
+            heap.record_use(block, r.line().id()).code,
+            heap.make_tag().code(),
+        };
+        for (const errc one : codes) {
+            std::puts(name_of(one));
+        }
+        heap.release({});
+        heap.set_shortage_callback(nullptr, nullptr);
+        if (heap.trim() != 0 || heap.trim(pool_tag{}) != 0 ||
+            heap.figures().of(heap_metric::allocation).current != 0 ||
+            !heap.snapshot().segments.empty()) {
+            std::puts("it sees its parent's heap");
+        }
+        for (const auto& [one, kept] : cached) {
+            one->deallocate_sync(kept, 200'000);
+            try {
+                static_cast<void>(one->allocate_sync(100'000));
+                std::puts(one->name());
+            } catch (const out_of_memory&) {
+            }
+        }
+        unified_pool.release();
+        device_pool.release();
+        // Plain memory is its own.
+        host_pool.deallocate_sync(host_pool.allocate_sync(100), 100);
+        host_pool.release();
+        std::puts("done");
+    });
+    CHECK(calls.text ==
+          "forked child\nforked child\nforked child\nforked child\nforked child\ndone\n");
+    CHECK(!calls.is_crash());
+    for (const auto& [one, kept] : cached) {
+        one->deallocate_sync(kept, 200'000);
+    }
+    CHECK(heap.deallocate(block, r.line().id()));
 }
 
 TEST_CASE("heap: addresses go only after the marks of launches that named them") {

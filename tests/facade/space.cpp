@@ -492,6 +492,10 @@ TEST_CASE("space: a forked child is refused everywhere, its parent goes on") {
     r.write_on_device<std::uint64_t>(page_of(data, 1), 78);
     const node_id host = r.host(), device = r.device();
     char plain[8] = {};
+    CHECK(r.of().set_budget(device, 0));
+    CHECK(!r.of().make_resident(data, 2_MiB, device));  // so that there is a shortage to tell of
+    CHECK(r.of().last_shortage().node == device);
+    CHECK(r.of().set_budget(device, no_budget));
     const ending calls = in_child([&] {
         space& s = r.of();
         const errc codes[] = {
@@ -521,6 +525,17 @@ TEST_CASE("space: a forked child is refused everywhere, its parent goes on") {
                 std::printf("call %d answers: %s\n", index, name_of(one));
             }
             ++index;
+        }
+        // These have nothing to say it with.
+        int granules = 0;
+        s.for_each_granule([&](const granule_view&) { ++granules; });
+        const bool is_silent = granules == 0 && !s.is_valid() && s.statistics().count == 0 &&
+                               s.last_shortage().node == no_node && s.policy_name()[0] == '\0';
+        const queue_port queues = port_of(s).queues();
+        if (!is_silent || queues.record(r.line().id()).code() != errc::forked ||
+            !queues.is_done({r.line().id(), ~std::uint64_t{0}}) ||
+            queues.wait({r.line().id(), 1}).code != errc::forked) {
+            std::puts("a forked child looks into its parent's space");
         }
         std::puts("all asked");
     });

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/resources/pool_resource.hpp>
 
+#include <cstdlib>
+#include <functional>
+#include <new>
 #include <set>
 #include <thread>
 
@@ -15,6 +18,47 @@
 using namespace xmm;
 using namespace xmm::literals;
 using test::fake_space;
+
+namespace {
+
+// The host has no memory for this thread's bookkeeping.
+thread_local bool has_no_memory = false;
+
+// Plain memory; `meanwhile` runs once, inside the next request.
+class slow_upstream final : public memory_resource {
+public:
+    static constexpr reach static_reach = reach::host;
+    slow_upstream() : memory_resource{"slow", any_host, reach::host} {}
+
+    std::function<void()> meanwhile;
+    int live = 0;
+
+private:
+    void* do_allocate_on(stream_ref, std::size_t bytes, std::size_t alignment) override {
+        void* pointer = std::aligned_alloc(alignment, bytes);
+        ++live;
+        if (meanwhile) {
+            std::exchange(meanwhile, {})();
+        }
+        return pointer;
+    }
+    void do_deallocate_on(stream_ref, void* pointer, std::size_t, std::size_t) noexcept override {
+        std::free(pointer);
+        --live;
+    }
+};
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+    void* made = has_no_memory ? nullptr : std::malloc(bytes);
+    return made != nullptr ? made : throw std::bad_alloc{};
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+    return has_no_memory ? nullptr : std::malloc(bytes);
+}
+[[gnu::noinline]] void operator delete(void* pointer) noexcept { std::free(pointer); }
+[[gnu::noinline]] void operator delete(void* pointer, std::size_t) noexcept { std::free(pointer); }
 
 TEST_CASE("size_classes: each request gets the smallest class that fits") {
     using classes = detail::size_classes;
@@ -192,5 +236,46 @@ TEST_CASE("pool_resource: threads that come at once to an empty pool get differe
     CHECK(all.size() == 12'000);
     for (void* pointer : all) {
         pool.deallocate_sync(pointer, 64);
+    }
+}
+
+TEST_CASE("pool_resource: no chunk and no slab is lost where the host has no memory for a record") {
+    for (const bool another_comes : {true, false}) {
+        CAPTURE(another_comes);
+        slow_upstream upstream;
+        {
+            pool_resource pool{upstream, {.chunk_bytes = 64_KiB}};
+            void* other = nullptr;
+            upstream.meanwhile = [&] {
+                if (another_comes) {
+                    other =
+                        pool.allocate_sync(128);  // takes what was prepared for a chunk's record
+                }
+                has_no_memory = true;
+            };
+            const int before = another_comes ? 1 : 0;
+            bool was_refused = false;
+            try {
+                (void)pool.allocate_sync(64);
+            } catch (const std::bad_alloc&) {
+                was_refused = true;
+            }
+            has_no_memory = false;
+            CHECK(was_refused);
+            CHECK(upstream.live == before);
+            CHECK(pool.reserved_bytes() == before * 64_KiB);
+            // One chunk is enough for all that fit into it.
+            std::set<void*> all;
+            for (std::size_t i = 0; i < 64_KiB / 64; ++i) {
+                all.insert(pool.allocate_sync(64));
+            }
+            CHECK(all.size() == 64_KiB / 64);
+            CHECK(upstream.live == before + 1);
+            for (void* pointer : all) {
+                pool.deallocate_sync(pointer, 64);
+            }
+            pool.deallocate_sync(other, 128);
+        }
+        CHECK(upstream.live == 0);
     }
 }

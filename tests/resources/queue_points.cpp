@@ -10,6 +10,10 @@ using test::fake_frames;
 
 namespace {
 
+// A forked child learns nothing about its parent's work.
+static_assert(is_over(errc::invalid_argument) && is_over(errc::device_lost));
+static_assert(!is_over(errc::forked) && !is_over(errc::busy));
+
 constexpr queue_id queue{3};
 constexpr va_range work{0, page_bytes};  // nothing is mapped: only that there is work counts
 

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/resources/space_resource.hpp>
 
+#include <atomic>
+#include <csignal>
 #include <cstring>
 
+#include <sys/mman.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <doctest/doctest.h>
@@ -21,6 +25,43 @@ namespace {
     return ::mincore(begin, bytes, pages.data()) == 0 &&
            std::ranges::all_of(pages, [](unsigned char page) { return (page & 1) != 0; });
 }
+
+// Host memory whose first touch is looked at: which signals does the thread take?
+struct watched_pages {
+    static constexpr std::size_t bytes = std::size_t{8} << 20;
+    static inline void* pages = nullptr;
+    static inline std::atomic<int> helpers{0};
+    static inline std::atomic<int> open_helpers{0};
+    static inline pid_t first_thread = 0;
+
+    static void on_touch(int, siginfo_t* about, void* context) {
+        const address at = align_down(to_address(about->si_addr), page_bytes);
+        const auto& mask = static_cast<ucontext_t*>(context)->uc_sigmask;
+        if (::gettid() != first_thread) {
+            ++helpers;
+            open_helpers += ::sigismember(&mask, SIGUSR1) == 1 ? 0 : 1;
+        }
+        ::mprotect(to_pointer(at), page_bytes, PROT_READ | PROT_WRITE);
+    }
+    static space_port port() {
+        static constexpr space_table functions{
+            .map = [](void*, const page_request& wanted) noexcept -> result<void*> {
+                CHECK(wanted.bytes == bytes);
+                return pages;
+            },
+            .unmap = [](void*, void*) noexcept -> status { return {}; },
+            .prefetch = [](void*, node_id, void*, std::size_t) noexcept -> status { return {}; },
+            .usage = [](void*, node_id) noexcept -> resource_usage { return {}; },
+            .reach_of = [](void*, node_id) noexcept { return reach::host; },
+            .queues =
+                {
+                    .record = [](void*, queue_id) noexcept -> result<ticket> { return ticket{}; },
+                    .is_done = [](void*, ticket) noexcept { return true; },
+                    .wait = [](void*, ticket) noexcept -> status { return {}; },
+                }};
+        return {&pages, functions};
+    }
+};
 
 }  // namespace
 
@@ -197,6 +238,28 @@ TEST_CASE(
     void* pointer = lazy.allocate_sync(9_MiB);
     CHECK_FALSE(is_in_memory(pointer, 9_MiB));
     lazy.deallocate_sync(pointer, 9_MiB);
+}
+
+TEST_CASE("pinned_resource: the threads that touch pages are nobody's signal handlers") {
+    const std::size_t length = watched_pages::bytes + page_bytes;
+    void* raw = ::mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(raw != MAP_FAILED);
+    watched_pages::pages = to_pointer(align_up(to_address(raw), page_bytes));
+    watched_pages::first_thread = ::gettid();
+    struct sigaction watching {};
+    struct sigaction before {};
+    watching.sa_sigaction = &watched_pages::on_touch;
+    watching.sa_flags = SA_SIGINFO;
+    ::sigaction(SIGSEGV, &watching, &before);
+    {
+        pinned_resource pinned{watched_pages::port(), fake_space::host, {.threads = 4}};
+        void* pointer = pinned.allocate_sync(watched_pages::bytes);
+        pinned.deallocate_sync(pointer, watched_pages::bytes);
+    }
+    ::sigaction(SIGSEGV, &before, nullptr);
+    ::munmap(raw, length);
+    CHECK(watched_pages::helpers > 0);
+    CHECK(watched_pages::open_helpers == 0);
 }
 
 TEST_CASE("space_resource: resources of one space and kind are equal, of different kinds are not") {

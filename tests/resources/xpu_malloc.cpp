@@ -338,6 +338,67 @@ TEST_CASE("xpu_malloc: in need the user is asked, and its answer decides") {
     }
 }
 
+TEST_CASE("xpu_malloc: who takes the callback away waits for those in it, but not for itself") {
+    struct asked {
+        rig* r;
+        std::atomic<bool> is_in{false};
+        std::atomic<bool> may_go{false};
+        std::atomic<bool> is_over{false};
+    };
+    rig r{16_MiB};
+    asked one{&r, {}, {}, {}};
+    r.heap.set_shortage_callback(
+        [](std::size_t, void* context) {
+            auto& me = *static_cast<asked*>(context);
+            me.is_in = true;
+            while (!me.may_go) {
+                std::this_thread::yield();
+            }
+            me.is_over = true;
+            return false;
+        },
+        &one);
+    std::thread asks{[&] { CHECK(r.heap.allocate({.bytes = 40_MiB}).code() == errc::no_memory); }};
+    while (!one.is_in) {
+        std::this_thread::yield();
+    }
+    std::atomic<bool> is_away{false};
+    bool was_over = false;
+    std::thread takes_away{[&] {
+        r.heap.set_shortage_callback(nullptr, nullptr);
+        was_over = one.is_over;
+        is_away = true;
+    }};
+    std::this_thread::sleep_for(std::chrono::milliseconds{50});
+    CHECK_FALSE(is_away);
+    one.may_go = true;
+    takes_away.join();
+    asks.join();
+    CHECK(was_over);
+
+    // A callback that takes itself away, or puts another in its place.
+    static int calls = 0;
+    calls = 0;
+    r.heap.set_shortage_callback(
+        [](std::size_t, void* context) {
+            auto& me = *static_cast<rig*>(context);
+            ++calls;
+            me.heap.set_shortage_callback(
+                [](std::size_t, void* again) {
+                    calls += 10;
+                    static_cast<rig*>(again)->heap.set_shortage_callback(nullptr, nullptr);
+                    return true;
+                },
+                context);
+            return true;
+        },
+        &r);
+    CHECK(r.heap.allocate({.bytes = 40_MiB}).code() == errc::no_memory);
+    CHECK(calls == 11);
+    CHECK(r.heap.allocate({.bytes = 40_MiB}).code() == errc::no_memory);
+    CHECK(calls == 11);
+}
+
 TEST_CASE("xpu_malloc: in need placement is asked last") {
     struct other_memory {
         paper_device* paper = nullptr;

@@ -47,6 +47,8 @@ struct abilities {
 struct node_description {
     std::array<char, 64> name{};  // NUL-terminated
     std::size_t bytes = 0;        // physical memory of the node
+    // The next two and the latency are told to users and asked by no floor: frames of any number of pages up to
+    // 512 MiB are asked for, and frame_create refuses what it cannot make.
     std::size_t smallest_frame_bytes = page_bytes;
     std::size_t largest_frame_bytes = xmm::largest_frame_bytes;
     std::size_t granule_bytes = std::size_t{32} << 20;  // what regions on it move in, unless told

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // config.hpp - version, check levels, assertions.
 //
-// Model    XMM_CHECKS is 0 (off), 1 (fast: assertions and lock ranks) or 2 (full: also invariants at
-//          the exits of public functions). It changes no layout, but functions: one level a program.
+// Model    XMM_CHECKS is 0 (off), 1 (fast: assertions and lock ranks) or 2 (full: besides, the loader's own words
+//          on stderr where a shared library is not found). It changes no layout, but functions: one level a
+//          program. Invariants that take a walk are asked for: is_valid(), where a class has it.
 // Failure  A failed assertion prints the reason and the place, then aborts.
 #pragma once
 
@@ -14,7 +15,7 @@
 #include <cstdlib>
 
 #define XMM_VERSION_MAJOR 0
-#define XMM_VERSION_MINOR 1
+#define XMM_VERSION_MINOR 2
 #define XMM_VERSION_PATCH 0
 
 #ifndef XMM_CHECKS

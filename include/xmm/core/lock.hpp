@@ -23,6 +23,9 @@ enum class lock_rank : std::uint8_t {
     extent_heap,
     // guards: which slots of all heaps of one device have frames, and the idle ones among them
     // may: reserve addresses, create, map, unmap and drop frames   may not: call user code, wait, reclaim
+    // but: an unmap waits for copies that hold the page. The slot has no block by then, so that is a copy about to
+    //      return: it waits for its device at most. One of a block that a program gave back too early may reclaim,
+    //      come here for it, and never end
     device_frames,
     // guards: attach and detach of nodes, the list of regions of one space
     // may: reserve addresses, create records       may not: wait for a transfer

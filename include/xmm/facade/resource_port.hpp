@@ -40,13 +40,15 @@ struct port_functions {
         return found == nullptr ? reach::none : (found->is_host ? reach::host : reach::device);
     }
     static result<ticket> record(void* self, queue_id queue) noexcept {
-        return driver_of(self, queue).record(queue);
+        const status alive = of(self).check_alive();
+        return alive ? driver_of(self, queue).record(queue) : result<ticket>{alive};
     }
     static bool is_done(void* self, ticket point) noexcept {
-        return driver_of(self, point.queue).is_done(point);
+        return !of(self).check_alive() || driver_of(self, point.queue).is_done(point);
     }
     static status wait(void* self, ticket point) noexcept {
-        return driver_of(self, point.queue).wait(point);
+        const status alive = of(self).check_alive();
+        return alive ? driver_of(self, point.queue).wait(point) : alive;
     }
     static result<xpu_malloc*> heap(void* self, node_id node) noexcept {
         return of(self).heap_of(node);

@@ -7,6 +7,7 @@
 // Threads  Any, except where a destructor runs.
 // Failure  Every call validates what it is given and answers a status or result; only those that return a
 //          std::vector throw, std::bad_alloc. On failure nothing has changed, unless the call says so.
+//          In a forked child calls answer `forked`, or nothing where they cannot.
 //          A moved-from space may only be destroyed.
 // See      api.hpp: the same on the default space, under the names of GMEM.
 #pragma once
@@ -151,7 +152,7 @@ public:
 
     // After no_memory: which node had no room, for how much, what is used, the limit and the cause.
     [[nodiscard]] shortage last_shortage() const noexcept {
-        return state_->engine.frames.last_shortage();
+        return state_->check_alive() ? state_->engine.frames.last_shortage() : shortage{};
     }
 
     // How many copies in queue order have failed.
@@ -219,7 +220,7 @@ public:
     }
     [[nodiscard]] space_statistics statistics() const noexcept {
         space_statistics all;
-        for (; all.count < state_->core.node_count(); ++all.count) {
+        for (; state_->check_alive() && all.count < state_->core.node_count(); ++all.count) {
             xmm::node& one = state_->core.at_slot(all.count);
             all.nodes[all.count] = {space_state::usage_of(one), one.counters()};
         }
@@ -290,14 +291,16 @@ public:
         return {};
     }
     [[nodiscard]] const char* policy_name() const noexcept {
-        return state_->engine.faults.current_policy().name();
+        return state_->check_alive() ? state_->engine.faults.current_policy().name() : "";
     }
     // fn(const granule_view&) for every granule, in the order of addresses; each is exact, all together are
     // not. No lock is held: fn may call the space, and regions that it maps may be missed.
     template <class Fn>
     void for_each_granule(Fn&& fn) const noexcept;
-    // All records are consistent. Slow: for tests and debugging.
-    [[nodiscard]] bool is_valid() const noexcept { return state_->core.is_valid(); }
+    // All records are consistent. Slow: for tests and debugging. False in a forked child.
+    [[nodiscard]] bool is_valid() const noexcept {
+        return state_->check_alive() && state_->core.is_valid();
+    }
 
     [[nodiscard]] space_state& state() noexcept { return *state_; }
 
@@ -378,7 +381,7 @@ private:
 template <class Fn>
 void space::for_each_granule(Fn&& fn) const noexcept {
     address_space& core = state_->core;
-    for (address from = 0;;) {
+    for (address from = 0; state_->check_alive();) {
         const region_glance one = core.next_region(from);
         if (one.va.is_empty()) {
             return;

@@ -15,7 +15,8 @@
 
 namespace xmm {
 
-// Whether a queue that answers this to `record` runs nothing any more: it is gone, or its device is lost.
+// Whether a queue that answers this to `record` runs nothing any more: it is gone, or its device is lost. Not so
+// `forked`: the parent's queue goes on, whatever its child may ask.
 [[nodiscard]] constexpr bool is_over(errc code) noexcept {
     return code == errc::invalid_argument || code == errc::device_lost;
 }

@@ -6,11 +6,13 @@
 //          that has passed this point; on a stream that is no queue of the space, the call waits for it.
 // Threads  Any.
 // Failure  allocate throws out_of_memory, after all that the heap can do in need has been done. A pointer that is
-//          no block is reported on stderr and left alone.
+//          no block is reported on stderr and left alone. In a child of fork, which has none of this memory,
+//          allocate throws, and what is given back is left alone.
 #pragma once
 
 #include <cstdio>
 
+#include <xmm/os/registry.hpp>
 #include <xmm/resources/memory_resource.hpp>
 #include <xmm/resources/xpu_malloc.hpp>
 
@@ -38,6 +40,9 @@ public:
 
 private:
     void* do_allocate_on(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+        if (registry::is_forked_child()) {
+            this->refuse(bytes, "this is a forked child: the heap is its parent's");
+        }
         result<void*> given = heap_.allocate(
             {.bytes = bytes, .alignment = alignment, .queue = stream.queue(), .tag = tag_});
         if (!given) {
@@ -47,6 +52,9 @@ private:
     }
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t,
                           std::size_t) noexcept override {
+        if (registry::is_forked_child()) {
+            return;
+        }
         if (stream.queue() == queue_id{}) {
             (void)stream.synchronize();  // fails on a lost device only, which runs nothing any more
         }

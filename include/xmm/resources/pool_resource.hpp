@@ -11,6 +11,7 @@
 //          the pool's; what follows is for every other upstream.
 // Threads  Any. One lock per size guards its list, one the chunks; none is held during an upstream call.
 // Failure  When the upstream has no memory, blocks still waiting for a queue are waited for first.
+//          In a child of fork, where devices reach the memory, allocate throws, and nothing is given back.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include <xmm/core/lock.hpp>
+#include <xmm/os/registry.hpp>
 #include <xmm/resources/heap_resource.hpp>
 #include <xmm/resources/memory_resource.hpp>
 #include <xmm/resources/size_classes.hpp>
@@ -73,6 +75,9 @@ public:
 
     // Gives all chunks back; no block of the pool is in use any more, on the CPU or on a queue.
     void release() noexcept {
+        if (is_parents()) {
+            return;
+        }
         if (heap_) {
             heap_->heap().release(heap_->tag());
             return;
@@ -124,7 +129,7 @@ private:
         std::vector<waiting_block> waiting;  // (L) given back on a queue that has not passed it yet
         std::byte* cursor = nullptr;         // (L) the slab being cut, up to its end
         std::byte* end = nullptr;            // (L)
-        std::size_t blocks = 0;              // (L) of all slabs so far
+        std::size_t blocks = 0;              // (L) of all slabs, and of those that are under way
     };
     struct chunk {
         std::byte* begin;
@@ -132,10 +137,17 @@ private:
         std::size_t cut;  // handed out as slabs
     };
 
+    // A child of fork has none of the memory that devices reach; plain memory it has.
+    [[nodiscard]] bool is_parents() const noexcept {
+        return includes(this->reachable_by(), reach::device) && registry::is_forked_child();
+    }
     [[nodiscard]] bool is_pooled(std::size_t bytes, std::size_t alignment) const noexcept {
         return bytes <= largest_bytes_ && alignment <= chunk_alignment;
     }
     void* do_allocate_on(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
+        if (is_parents()) {
+            this->refuse(bytes, "this is a forked child: the memory is its parent's");
+        }
         if (heap_) {
             return heap_->allocate(stream, bytes, alignment);
         }
@@ -159,6 +171,9 @@ private:
     }
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t bytes,
                           std::size_t alignment) noexcept override {
+        if (is_parents()) {
+            return;
+        }
         if (heap_) {
             heap_->deallocate(stream, pointer, bytes, alignment);
             return;
@@ -249,21 +264,33 @@ private:
         const std::size_t block = classes::bytes_of(index);
         const std::size_t bytes =
             align_up(std::max(slab_bytes / block, std::size_t{1}) * block, chunk_alignment);
-        std::byte* slab = cut_slab(bytes);
         const std::size_t count = bytes / block;
+        // Room for all blocks now, so that giving back never allocates. Before there is a slab that could be lost.
+        reserve_ready(list, count);
+        std::byte* slab;
+        try {
+            slab = cut_slab(bytes);
+        } catch (...) {
+            with(list.lock, [&] { list.blocks -= count; });
+            throw;
+        }
         with(list.lock, [&] {
-            // Room for all blocks now, so that giving back never allocates.
-            const std::size_t blocks = list.blocks + count;
-            if (list.ready.capacity() < blocks) {
-                list.ready.reserve(2 * blocks);
-            }
             while (list.cursor != list.end) {  // another thread was here too: keep what it left
                 list.ready.push_back(list.cursor);
                 list.cursor += block;
             }
-            list.blocks = blocks;
             list.cursor = slab;
             list.end = slab + count * block;
+        });
+    }
+    // They count from here on.
+    static void reserve_ready(size_list& list, std::size_t count) {
+        with(list.lock, [&] {
+            const std::size_t blocks = list.blocks + count;
+            if (list.ready.capacity() < blocks) {
+                list.ready.reserve(2 * blocks);
+            }
+            list.blocks = blocks;
         });
     }
     [[nodiscard]] std::byte* cut_slab(std::size_t bytes) {
@@ -271,12 +298,14 @@ private:
             return slab;
         }
         const std::size_t wanted = next_chunk_bytes(bytes);
-        with(chunks_lock_, [&] { chunks_.reserve(chunks_.size() + 1); });
         auto* begin = static_cast<std::byte*>(upstream_.allocate_sync(wanted, chunk_alignment));
-        return with(chunks_lock_, [&] {
-            chunks_.push_back({begin, wanted, bytes});
-            return begin;
-        });
+        try {
+            with(chunks_lock_, [&] { chunks_.push_back({begin, wanted, bytes}); });
+        } catch (...) {
+            upstream_.deallocate_sync(begin, wanted, chunk_alignment);
+            throw;
+        }
+        return begin;
     }
     [[nodiscard]] std::byte* try_cut_locked(std::size_t bytes) noexcept {
         for (auto one = chunks_.rbegin(); one != chunks_.rend(); ++one) {

@@ -48,7 +48,7 @@ public:
         XMM_ASSERT(page != nullptr, "mapped outside of every reservation");
         return with(page->lock, [&] { return moves_.give_frame_locked(*page, record_of(one)); });
     }
-    // Waits for copies that hold the page.
+    // Waits for copies that hold the page, under the lock of the device's frames: see lock_rank::device_frames.
     void unmap(address slot, [[maybe_unused]] port_frame one, std::size_t) noexcept override {
         granule* page = space_.find(slot);
         hold_waiter holders;

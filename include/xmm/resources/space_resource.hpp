@@ -8,6 +8,7 @@
 // Threads  Any. One lock guards the blocks that are kept: rank leaf, never held while the space is called.
 // Failure  When the space has no memory, kept blocks are waited for and it is asked once more.
 //          A block that the space does not take back stays mapped, with a line on stderr.
+//          A child of fork has none of this memory: there allocate throws, and nothing is given back.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +17,8 @@
 #include <vector>
 
 #include <xmm/core/lock.hpp>
+#include <xmm/os/registry.hpp>
+#include <xmm/os/signal_mask.hpp>
 #include <xmm/resources/memory_resource.hpp>
 
 namespace xmm {
@@ -57,6 +60,9 @@ protected:
         return node;
     }
     void* do_allocate_on(stream_ref, std::size_t bytes, std::size_t alignment) override {
+        if (registry::is_forked_child()) {
+            this->refuse(bytes, "this is a forked child: the space is its parent's");
+        }
         collect();
         page_request request = pattern_;
         request.bytes = bytes;
@@ -80,6 +86,9 @@ private:
 
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t,
                           std::size_t) noexcept override {
+        if (registry::is_forked_child()) {
+            return;
+        }
         if (stream.queue() == queue_id{} || !try_keep(stream.queue(), pointer)) {
             (void)stream.synchronize();  // fails on a lost device only, which runs nothing any more
             unmap(pointer);
@@ -107,6 +116,9 @@ private:
     // The queues are asked, and waited for, without the lock; what two threads find free, one takes.
     template <class Condition>
     void collect_if(Condition&& is_free) noexcept {
+        if (registry::is_forked_child()) {
+            return;
+        }
         for (std::size_t index = 0;;) {
             kept_block one{};
             const bool is_left = with(lock_, [&] {
@@ -221,6 +233,7 @@ private:
         std::vector<std::thread> helpers;
         std::size_t done = share;  // the first share is this thread's
         try {
+            const detail::signals_blocked quiet;
             for (; done < bytes; done += share) {
                 helpers.emplace_back(touch_each_page, begin + done, std::min(share, bytes - done));
             }

@@ -13,6 +13,8 @@
 // Failure  As status and result; a request that fails leaves what it found, but for caches. A pointer that no
 //          block begins at, or that was given back already, is refused (two threads that give back one
 //          small block at the same instant may both be believed).
+//          A child of fork has none of this: calls answer `forked`, or do nothing. Only small blocks that the
+//          forking thread keeps are still handed out and taken back: to ask there, too, costs that way a tenth.
 // Units    Bytes. Every block is aligned to 256 bytes or more, on request to any power of two.
 #pragma once
 
@@ -33,6 +35,7 @@
 #include <xmm/mapping/radix_tree.hpp>
 #include <xmm/mapping/slab.hpp>
 #include <xmm/os/per_thread.hpp>
+#include <xmm/os/registry.hpp>
 #include <xmm/resources/device_frames.hpp>
 #include <xmm/resources/heap_desk.hpp>
 #include <xmm/resources/heap_shelf.hpp>
@@ -41,6 +44,7 @@
 #include <xmm/resources/malloc_request.hpp>
 #include <xmm/resources/pending_blocks.hpp>
 #include <xmm/resources/queue_uses.hpp>
+#include <xmm/resources/shortage_desk.hpp>
 #include <xmm/resources/trace_recorder.hpp>
 #include <xmm/resources/watched_port.hpp>
 
@@ -131,6 +135,9 @@ public:
     }
     // The block around a pointer. not_mapped: there is none in the program's hands.
     [[nodiscard]] result<block_info> find(const void* pointer) const noexcept {
+        if (registry::is_forked_child()) {
+            return not_here();
+        }
         const address at = to_address(pointer);
         const span_note* note = spans_.find(at);
         va_range range;
@@ -143,6 +150,9 @@ public:
         return block_info{node_, range, note->owner->queue(), note->owner->tag};
     }
     [[nodiscard]] heap_figures figures() noexcept {
+        if (registry::is_forked_child()) {
+            return {};
+        }
         // Moves are counted where the frames are: here comes what is new since the last look. relaxed: a number;
         // of two looks at once, the later one makes good what the earlier one took twice.
         const std::uint64_t moved = frames_.counts().moved;
@@ -153,6 +163,9 @@ public:
     // Where frames are and what lies in them, and what was recorded until now. Each part is exact; blocks that
     // come and go meanwhile may be missed. Throws std::bad_alloc.
     [[nodiscard]] heap_snapshot snapshot() {
+        if (registry::is_forked_child()) {
+            return {};
+        }
         recorder_.record(trace_action::snapshot, 0, 0);
         heap_snapshot taken;
         taken.node = node_;
@@ -190,11 +203,17 @@ public:
     // Gives frames that no block needs back to the device until the heap holds no more than that; answers how many
     // bytes went. Other threads' magazines follow at their next call.
     std::size_t trim(std::size_t keep_bytes = 0) noexcept {
+        if (registry::is_forked_child()) {
+            return 0;
+        }
         empty_caches(desk_of_thread(), false);
         return frames_.trim(keep_bytes);
     }
     // The same, of one tag's addresses only.
     std::size_t trim(pool_tag tag) noexcept {
+        if (registry::is_forked_child()) {
+            return 0;
+        }
         empty_caches(desk_of_thread(), false, &tag);
         const std::size_t before = frames_.reserved_bytes(tag.value);
         shelves_.for_each([&](shelf& one) {
@@ -208,6 +227,9 @@ public:
     }
     // A tag that nobody else has, until drop_tag. Users' own are below first_made_tag. no_memory: all are in use.
     [[nodiscard]] result<pool_tag> make_tag() noexcept {
+        if (registry::is_forked_child()) {
+            return not_here();
+        }
         return with(tags_lock_, [&]() -> result<pool_tag> {
             if (!idle_tags_.empty()) {
                 const pool_tag tag = idle_tags_.back();
@@ -227,12 +249,18 @@ public:
     }
     // Releases its blocks; its addresses serve the next one.
     void drop_tag(pool_tag tag) noexcept {
+        if (registry::is_forked_child()) {
+            return;
+        }
         release(tag);
         with(tags_lock_, [&] { idle_tags_.push_back(tag); });
     }
     static constexpr std::uint16_t first_made_tag = 0x8000;
     // Gives back every block of a tag that is left, on its own queue, and trims.
     void release(pool_tag tag) noexcept {
+        if (registry::is_forked_child()) {
+            return;
+        }
         shelves_.for_each([&](shelf& one) {
             if (one.tag == tag) {
                 give_back_all(one);
@@ -242,10 +270,14 @@ public:
     }
     // Of frames behind the addresses of a tag.
     [[nodiscard]] std::size_t reserved_bytes(pool_tag tag) const noexcept {
-        return frames_.reserved_bytes(tag.value);
+        return registry::is_forked_child() ? 0 : frames_.reserved_bytes(tag.value);
     }
+    // Null: none. When it returns, no other thread is in the callback before any more; called from that one, it
+    // does not wait. So the caller holds nothing that the callback may wait for.
     void set_shortage_callback(shortage_callback callback, void* context) noexcept {
-        with(callback_lock_, [&] { callback_ = {callback, context}; });
+        if (!registry::is_forked_child()) {
+            users_help_.set(callback, context);
+        }
     }
 
 private:
@@ -480,6 +512,9 @@ private:
     // Kept out of the way of a cached block, here and below: inlined, they cost it a third.
     [[nodiscard, gnu::noinline]] result<void*> allocate_slowly(const malloc_request& wanted,
                                                                desk* mine) noexcept {
+        if (registry::is_forked_child()) {
+            return not_here();
+        }
         result<shelf*> home = shelf_for(wanted.queue, wanted.tag);
         if (!home) {
             return home.error();
@@ -554,6 +589,9 @@ private:
 
     [[gnu::noinline]] status deallocate_slowly(address at, queue_id last_user,
                                                desk* mine) noexcept {
+        if (registry::is_forked_child()) {
+            return not_here();
+        }
         span_note* note = spans_.find(at);
         if (note == nullptr) {
             return fail(errc::not_mapped, "not a block of this heap");
@@ -782,8 +820,7 @@ private:
         if (auto given = again(true)) {  // others may have dropped some meanwhile
             return std::move(*given);
         }
-        const auto [ask, context] = with(callback_lock_, [&] { return callback_; });
-        while (ask != nullptr && ask(wanted.bytes, context)) {
+        while (users_help_.ask(wanted.bytes)) {
             empty_caches(mine, true);
             static_cast<void>(frames_.trim(0));
             if (auto given = again(true)) {
@@ -837,6 +874,9 @@ private:
             heap.recorder_.record(action, slot, bytes, queue.value, tag.value);
         }
     }
+    static status not_here() noexcept {
+        return fail(errc::forked, "this is a forked child: the heap is its parent's");
+    }
     static status no_block() noexcept {
         return fail(errc::invalid_argument, "no block begins there, or it was given back already");
     }
@@ -873,8 +913,7 @@ private:
     std::vector<pool_tag> idle_tags_;  // under tags_lock_, as the next
     unsigned made_tags_ = 0;
     desk_table desks_;
-    ranked_mutex<lock_rank::leaf> callback_lock_;
-    std::pair<shortage_callback, void*> callback_{};  // under callback_lock_
+    shortage_desk users_help_;
     // The last to be made and the first to go: threads that end look for it.
     std::optional<thread_items> thread_items_{std::in_place, &thread_left, this};
 };
