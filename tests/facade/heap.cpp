@@ -3,6 +3,7 @@
 
 #include <random>
 
+#include "../support/faulty_backend.hpp"
 #include "rig.hpp"
 
 #include <xmm/facade/resource_port.hpp>
@@ -253,4 +254,41 @@ TEST_CASE("heap: as a memory resource, in queue order") {
     CHECK(memory.is_equal(heap_resource{r.heap(), {}, pool_tag{3}}));
     CHECK(!memory.is_equal(heap_resource{r.heap()}));
     static_assert(!std::is_base_of_v<std::pmr::memory_resource, heap_resource>);
+}
+
+TEST_CASE("heap: a space may go while its prefetches ask the heap for frames") {
+    auto driver = xmm::detail::make_soft_driver({device_of(16_MiB)}, machine_topology());
+    REQUIRE(driver);
+    faulty_backend<soft::driver> slow{**driver};
+    auto made = space::create_on(slow);
+    REQUIRE(made);
+    const node_id device = made->devices()[0];
+    auto* data = static_cast<char*>(*made->map(8_MiB, {.granule_bytes = page_bytes}));
+    std::memset(data, 1, 8_MiB);
+    xpu_malloc& heap = **made->heap(device);
+    REQUIRE(heap.deallocate(heap.allocate({.bytes = 16_MiB}).value()));
+    REQUIRE(made->usage(device)->used == 16_MiB);  // idle frames of the heap, all of them
+    slow.plan(op::pmap_clear, {.delay = std::chrono::milliseconds{100}});
+    const std::uint64_t before = slow.calls(op::pmap_clear);
+    auto job = made->advise_async(device, data, 8_MiB, advice::will_need);
+    REQUIRE(job);
+    while (slow.calls(op::pmap_clear) == before) {
+        nap(1);
+    }
+    { const space gone = std::move(*made); }
+    CHECK(job->is_done());
+}
+
+TEST_CASE("heap: hints leave the frames of its blocks alone") {
+    heap_rig r;
+    auto* block = r.make<std::uint64_t>(4_MiB);
+    const page_list& active = r.of().state().core.find_node(r.device())->active;
+    for (const advice one : {advice::cold, advice::will_need, advice::pin, advice::unpin}) {
+        CAPTURE(name_of(one));
+        CHECK(r.of().advise(r.device(), block, 4_MiB, one));
+        CHECK(active.count() == 0);
+    }
+    CHECK(r.of().make_resident(block, 4_MiB, r.device()));
+    CHECK(active.count() == 0);
+    CHECK(r.heap().deallocate(block, r.line().id()));
 }

@@ -22,6 +22,7 @@ class space_state {
 public:
     explicit space_state(policy_ref first) noexcept : engine{core, first} {}
     ~space_state() {
+        engine.stop_threads();  // they ask the heaps for frames
         for (auto& one : heaps_) {
             one.reset();
         }

@@ -34,8 +34,7 @@ public:
     placement_engine(const placement_engine&) = delete;
     placement_engine& operator=(const placement_engine&) = delete;
     ~placement_engine() {
-        budgets.stop();
-        early.stop();
+        stop_threads();
         for (unsigned i = 0; i < faulting_count_; ++i) {
             faulting_[i].off_device_fault(this);
         }
@@ -46,6 +45,12 @@ public:
 
     // From now on CPU touches of the space's pages come here.
     [[nodiscard]] status trap_cpu_faults() noexcept {
+    // Ends the threads that move pages on their own; what the caller waits for is over then.
+    void stop_threads() noexcept {
+        budgets.stop();
+        early.stop();
+    }
+
         const status added = fault_trap::instance().add({this, &owns, &on_cpu_fault});
         is_trapping_ = added.is_ok();
         return added;
