@@ -439,7 +439,7 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from,
         return point.error();
     }
     const ticket done = *point;
-    marks.hand_over(done);
+    marks.hand_over(line.id(), done);
     return done;
 }
 
