@@ -74,7 +74,10 @@ public:
         } else if (on) {
             driver.off_device_fault(this);
         }
-        return attached ? budgets.start() : attached;
+        if (attached) {
+            budgets.start();
+        }
+        return attached;
     }
 
     mover moves;
