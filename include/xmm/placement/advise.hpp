@@ -74,13 +74,22 @@ public:
 
     // Resident on the node and held: frames stay until release_hold. All or nothing.
     status hold(place to, va_range range) noexcept {
+        unsigned rounds = 0;
         for (address at = range.begin; at < range.end();) {
-            result<va_range> there = settle(to, at, [](granule& page) { page.add_hold_locked(); });
-            if (!there) {
-                release_hold({range.begin, at - range.begin});
+            granule_in_use busy;
+            result<va_range> there = settle(
+                to, at, [](granule& page) { page.add_hold_locked(); }, false, &busy);
+            if (there) {
+                at = there->end();
+                continue;
+            }
+            release_hold({range.begin, at - range.begin});
+            if (busy.page == nullptr || ++rounds == max_rounds) {
                 return there.error();
             }
-            at = there->end();
+            // With nothing held: a launch that has marked this page may wait for one of those before it.
+            space_.uses().await_unused(*busy.page, busy.va, use_grip::firm);
+            at = range.begin;
         }
         return {};
     }
@@ -96,6 +105,10 @@ public:
 
 private:
     static constexpr unsigned max_rounds = 10000;
+    struct granule_in_use {
+        granule* page = nullptr;
+        va_range va;
+    };
 
     template <class Fn>
     status for_each(va_range range, Fn&& fn) noexcept {
@@ -190,7 +203,9 @@ private:
     // Brings one granule to the node as its single home, then runs fn(page) with the lock held, in the
     // same breath: nothing can move it in between. Answers the granule's range.
     template <class Fn>
-    result<va_range> settle(place to, address at, Fn&& fn, bool counts_pins = false) noexcept {
+    // With `busy`, a page that a launch uses is named there and not waited for.
+    result<va_range> settle(place to, address at, Fn&& fn, bool counts_pins = false,
+                            granule_in_use* busy = nullptr) noexcept {
         enum { done, again, rest, holds, uses, move } next = done;
         hold_waiter holders;
         for (unsigned round = 0; round < max_rounds; ++round) {
@@ -236,7 +251,14 @@ private:
                 case again: break;
                 case rest: found->await_rest(); break;
                 case holds: holders.await(*found); break;
-                case uses: space_.uses().await_unused(*found, va, use_grip::firm); break;
+                case uses:
+                    if (busy != nullptr) {
+                        *busy = {found, va};
+                        return fail(errc::busy,
+                                    "a launch on a device without faults uses the page");
+                    }
+                    space_.uses().await_unused(*found, va, use_grip::firm);
+                    break;
                 case move:
                     if (status moved = move_to(*found, to, va.bytes); !moved) {
                         return moved;
