@@ -134,7 +134,8 @@ public:
 
     // gmemcpy: between any two pointers, unified, device-only, page-locked or plain, at any alignment. Ranges
     // that overlap are refused. Zero bytes copy nothing and look at no pointer. On a failure in the middle
-    // the destination's contents are undefined.
+    // the destination's contents are undefined. unsupported: memory that another space has fixed or pinned to a
+    // device.
     status copy(void* to, const void* from, std::size_t bytes) noexcept {
         if (bytes == 0) {
             return {};
@@ -145,7 +146,7 @@ public:
         return state_->copy(to_address(to), to_address(from), bytes);
     }
     // The same in the order of a queue; the ticket is reached when the bytes are there. What fails then
-    // shows in copy_failures(): the queue goes on.
+    // shows in copy_failures(): the queue goes on. unsupported: memory of another space.
     [[nodiscard]] result<ticket> copy(queue& line, void* to, const void* from,
                                       std::size_t bytes) noexcept;
 
@@ -407,6 +408,11 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from,
     }
     if (status checked = check_copy(to, from, bytes); !checked) {
         return checked;
+    }
+    for (const void* side : {static_cast<const void*>(to), from}) {
+        if (status checked = state_->check_queued_side({to_address(side), bytes}); !checked) {
+            return checked;
+        }
     }
     xmm::node* at = state_->core.find_node(line.node());
     if (at == nullptr || &line.owner() != state_.get()) {

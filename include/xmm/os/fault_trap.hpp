@@ -83,6 +83,18 @@ public:
         return owner != nullptr;
     }
 
+    // Has the owner of the address serve a touch of it, on the calling thread. `resolved` for plain memory, too.
+    [[nodiscard]] cpu_fault_outcome ask(address at, access wanted) noexcept {
+        auto* owner = sinks_.find_owner(at);
+        if (owner == nullptr) {
+            return cpu_fault_outcome::resolved;
+        }
+        const char* why = "";
+        const auto outcome = owner->sink.handle(owner->sink.context, at, wanted, &why);
+        sinks_.release(*owner);
+        return outcome;
+    }
+
     // Whether the caller is a thread that runs sinks' handle().
     [[nodiscard]] static bool is_service_thread() noexcept {
         return instance().is_service(::pthread_self());
