@@ -4,8 +4,8 @@
 // Model    Hints change pages, not regions. will_need and pin round outward to granules, dont_need rounds
 //          inward, cold and the sticky hints round outward. Names and meaning follow the published GMEM.
 // Threads  Any. A hint that loses a race to an unmap answers not_mapped; pages done before stay done.
-// Failure  Only malformed input and pins fail; a hint that cannot be followed is dropped. A pin is all or
-//          nothing.
+// Failure  Only malformed input, pins, and a will_need whose job finds no memory or thread fail; a hint that cannot
+//          be followed is dropped. A pin is all or nothing.
 #pragma once
 
 #include <xmm/placement/fault.hpp>
@@ -129,7 +129,8 @@ private:
         switch (what) {
             case advice::cold:
                 for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
-                    if (page.frames[slot] != nullptr && !page.is_moving()) {
+                    // Of an arena's frames no list knows.
+                    if (page.frames[slot] != nullptr && !page.is_moving() && !page.is_arena) {
                         space_.at_slot(slot).active.move_to_old(*page.frames[slot]);
                     }
                 }
@@ -202,8 +203,8 @@ private:
 
     // Brings one granule to the node as its single home, then runs fn(page) with the lock held, in the
     // same breath: nothing can move it in between. Answers the granule's range.
-    template <class Fn>
     // With `busy`, a page that a launch uses is named there and not waited for.
+    template <class Fn>
     result<va_range> settle(place to, address at, Fn&& fn, bool counts_pins = false,
                             granule_in_use* busy = nullptr) noexcept {
         enum { done, again, rest, holds, uses, move } next = done;
@@ -286,7 +287,7 @@ private:
     }
     status enter_home_locked(granule& page) noexcept {
         node& to = space_.at_slot(page.home);
-        to.active.move_to_recent(*page.home_frame());
+        moves_.relink_locked(page);
         return has_write(page.mapped[to.accessor()])
                    ? status{}
                    : moves_.enter_locked(page, to.accessor(), access::read_write);

@@ -200,7 +200,9 @@ private:
             return false;
         }
         node& to = space_.at_slot(there->slot);
-        to.active.move_to_recent(*there);
+        if (!page.is_arena) {
+            to.active.move_to_recent(*there);
+        }
         if (page.mapped[to.accessor()] == access::none) {
             const bool is_shared = page.current() == residency::duplicated;
             static_cast<void>(moves_.enter_locked(page, to.accessor(),
