@@ -293,9 +293,9 @@ public:
         return state_->engine.faults.current_policy().name();
     }
     // fn(const granule_view&) for every granule, in the order of addresses; each is exact, all together are
-    // not. No lock is held: fn may call the space, and regions that it maps may be missed.
+    // not. No lock is held: fn may call the space or throw, and regions that it maps may be missed.
     template <class Fn>
-    void for_each_granule(Fn&& fn) const noexcept;
+    void for_each_granule(Fn&& fn) const;
     // All records are consistent. Slow: for tests and debugging.
     [[nodiscard]] bool is_valid() const noexcept { return state_->core.is_valid(); }
 
@@ -375,7 +375,7 @@ private:
 };
 
 template <class Fn>
-void space::for_each_granule(Fn&& fn) const noexcept {
+void space::for_each_granule(Fn&& fn) const {
     address_space& core = state_->core;
     for (address from = 0;;) {
         const region_glance one = core.next_region(from);
