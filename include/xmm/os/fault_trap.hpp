@@ -269,6 +269,9 @@ inline void fault_trap::enlist_service_thread() noexcept {
 
 inline void fault_trap::serve_forever() noexcept {
     enlist_service_thread();
+    // What a checked lock keeps for each thread is there before the first fault: making it may allocate, and who
+    // faults may hold a lock of malloc's.
+    with(lock_, [] {});
     for (;;) {
         serve(requests_.next());
     }

@@ -8,6 +8,8 @@
 // Failure  attach is all or nothing.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdio>
 
 #include <xmm/os/fault_trap.hpp>
@@ -43,14 +45,14 @@ public:
         }
     }
 
-    // From now on CPU touches of the space's pages come here.
-    [[nodiscard]] status trap_cpu_faults() noexcept {
     // Ends the threads that move pages on their own; what the caller waits for is over then.
     void stop_threads() noexcept {
         budgets.stop();
         early.stop();
     }
 
+    // From now on CPU touches of the space's pages come here.
+    [[nodiscard]] status trap_cpu_faults() noexcept {
         const status added = fault_trap::instance().add({this, &owns, &on_cpu_fault});
         is_trapping_ = added.is_ok();
         return added;
@@ -104,15 +106,18 @@ private:
             case errc::busy: return cpu_fault_outcome::refused;
             case errc::device_lost: return cpu_fault_outcome::no_memory;
             default:
-                *why = describe(engine.frames.last_shortage());
+                *why = engine.describe(engine.frames.last_shortage());
                 return cpu_fault_outcome::no_memory;
         }
     }
-    // For the trap's message; the text lasts until this service thread's next one.
-    static const char* describe(const shortage& last) noexcept {
-        static thread_local char text[200];
-        std::snprintf(text, sizeof text, "node %d has no room for %zu bytes: %zu of %zu in use; %s",
-                      last.node.value, last.bytes, last.used, last.limit, last.cause);
+    // For the trap's message; the text lasts for as many more. No thread_local: in a library that was loaded later
+    // its first use allocates, and the thread that faulted may hold a lock of malloc's.
+    const char* describe(const shortage& last) noexcept {
+        // relaxed: whose text it is, no more.
+        char* text = texts_[next_text_.fetch_add(1, std::memory_order_relaxed) % texts_.size()];
+        std::snprintf(text, sizeof texts_[0],
+                      "node %d has no room for %zu bytes: %zu of %zu in use; %s", last.node.value,
+                      last.bytes, last.used, last.limit, last.cause);
         return text;
     }
     static fault_outcome on_device_fault(void* self, node_id accessor, address at,
@@ -133,6 +138,8 @@ private:
     backend_ref faulting_[address_space::max_backends];
     unsigned faulting_count_ = 0;
     bool is_trapping_ = false;
+    std::atomic<unsigned> next_text_{0};
+    std::array<char[200], 16> texts_{};
 };
 
 }  // namespace xmm
