@@ -256,27 +256,46 @@ TEST_CASE("heap: as a memory resource, in queue order") {
     static_assert(!std::is_base_of_v<std::pmr::memory_resource, heap_resource>);
 }
 
-TEST_CASE("heap: a space may go while its prefetches ask the heap for frames") {
-    auto driver = xmm::detail::make_soft_driver({device_of(16_MiB)}, machine_topology());
-    REQUIRE(driver);
-    faulty_backend<soft::driver> slow{**driver};
-    auto made = space::create_on(slow);
-    REQUIRE(made);
-    const node_id device = made->devices()[0];
-    auto* data = static_cast<char*>(*made->map(8_MiB, {.granule_bytes = page_bytes}));
-    std::memset(data, 1, 8_MiB);
-    xpu_malloc& heap = **made->heap(device);
-    REQUIRE(heap.deallocate(heap.allocate({.bytes = 16_MiB}).value()));
-    REQUIRE(made->usage(device)->used == 16_MiB);  // idle frames of the heap, all of them
-    slow.plan(op::pmap_clear, {.delay = std::chrono::milliseconds{100}});
-    const std::uint64_t before = slow.calls(op::pmap_clear);
-    auto job = made->advise_async(device, data, 8_MiB, advice::will_need);
-    REQUIRE(job);
-    while (slow.calls(op::pmap_clear) == before) {
-        nap(1);
+namespace {
+
+// Asked for frames it takes its time, and sees whether addresses of the space are released meanwhile.
+struct slow_lender final : frame_lender {
+    explicit slow_lender(faulty_backend<soft::driver>& on) : driver{on} {}
+    std::size_t give_back(std::size_t) noexcept override {
+        const std::uint64_t before = driver.calls(op::va_release);
+        was_asked.set();
+        nap(100);
+        released = released || driver.calls(op::va_release) != before;
+        return 0;
     }
-    { const space gone = std::move(*made); }
-    CHECK(job->is_done());
+    faulty_backend<soft::driver>& driver;
+    signal_flag was_asked;
+    std::atomic<bool> released{false};
+};
+
+}  // namespace
+
+TEST_CASE("heap: a space that goes waits for its prefetches before its heaps go") {
+    auto soft =
+        xmm::detail::make_soft_driver({device_of(16_MiB), device_of(16_MiB)}, machine_topology());
+    REQUIRE(soft);
+    faulty_backend<soft::driver> driver{**soft};
+    slow_lender lender{driver};
+    {
+        auto made = space::create_on(driver);
+        REQUIRE(made);
+        const node_id device = made->devices()[0];
+        auto* data = static_cast<char*>(*made->map(8_MiB, {.granule_bytes = page_bytes}));
+        std::memset(data, 1, 8_MiB);
+        REQUIRE(made->advise(device, data, 1, advice::pin));
+        REQUIRE(made->set_budget(device, page_bytes));  // full
+        made->state().core.find_node(device)->lender = &lender;
+        xpu_malloc& heap = **made->heap(made->devices()[1]);
+        REQUIRE(heap.deallocate(heap.allocate({.bytes = 4_MiB}).value()));
+        REQUIRE(made->advise_async(device, page_of(data, 1), 6_MiB, advice::will_need));
+        REQUIRE(lender.was_asked.await());
+    }
+    CHECK(!lender.released);
 }
 
 TEST_CASE("heap: hints leave the frames of its blocks alone") {
