@@ -6,8 +6,8 @@
 //          kernel. A service thread asks the sink that owns the address to map something there; then
 //          the access is retried. So the sink runs in ordinary context, while the thread that faulted
 //          may hold any lock of the user's or of malloc's.
-// Threads  Any. A sink's handle() runs on several service threads at once, and on those that ask(). It must not touch holes, call
-//          malloc, or wait for a lock that someone holds while touching one.
+// Threads  Any. A sink's handle() runs on several service threads at once, and on those that ask(). It must not
+//          touch holes, call malloc, or wait for a lock that someone holds while touching one.
 // Failure  What a sink cannot resolve gets one message on stderr, then the handler that was there before
 //          the trap, which usually ends the process. Faults that no sink owns go to that handler as if
 //          the trap were not there.
