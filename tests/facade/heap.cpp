@@ -3,6 +3,7 @@
 
 #include <random>
 
+#include "../support/faulty_backend.hpp"
 #include "rig.hpp"
 
 #include <xmm/facade/resource_port.hpp>
@@ -339,4 +340,60 @@ TEST_CASE("heap: a queue's end leaves its blocks to the program and its room to 
     r.fill_on_device<std::uint64_t>(kept, 1_MiB, 5);
     CHECK(r.count_wrong_on_device<std::uint64_t>(kept, 1_MiB, 5) == 0);
     CHECK(r.heap().deallocate(kept, r.line().id()));
+}
+
+namespace {
+
+// Asked for frames it takes its time, and sees whether addresses of the space are released meanwhile.
+struct slow_lender final : frame_lender {
+    explicit slow_lender(faulty_backend<soft::driver>& on) : driver{on} {}
+    std::size_t give_back(std::size_t) noexcept override {
+        const std::uint64_t before = driver.calls(op::va_release);
+        was_asked.set();
+        nap(100);
+        released = released || driver.calls(op::va_release) != before;
+        return 0;
+    }
+    faulty_backend<soft::driver>& driver;
+    signal_flag was_asked;
+    std::atomic<bool> released{false};
+};
+
+}  // namespace
+
+TEST_CASE("heap: a space that goes waits for its prefetches before its heaps go") {
+    auto soft =
+        xmm::detail::make_soft_driver({device_of(16_MiB), device_of(16_MiB)}, machine_topology());
+    REQUIRE(soft);
+    faulty_backend<soft::driver> driver{**soft};
+    slow_lender lender{driver};
+    {
+        auto made = space::create_on(driver);
+        REQUIRE(made);
+        const node_id device = made->devices()[0];
+        auto* data = static_cast<char*>(*made->map(8_MiB, {.granule_bytes = page_bytes}));
+        std::memset(data, 1, 8_MiB);
+        REQUIRE(made->advise(device, data, 1, advice::pin));
+        REQUIRE(made->set_budget(device, page_bytes));  // full
+        made->state().core.find_node(device)->lender = &lender;
+        xpu_malloc& heap = **made->heap(made->devices()[1]);
+        REQUIRE(heap.deallocate(heap.allocate({.bytes = 4_MiB}).value()));
+        REQUIRE(made->advise_async(device, page_of(data, 1), 6_MiB, advice::will_need));
+        REQUIRE(lender.was_asked.await());
+    }
+    CHECK(!lender.released);
+}
+
+TEST_CASE("heap: hints leave the frames of its blocks alone") {
+    heap_rig r;
+    auto* block = r.make<std::uint64_t>(4_MiB);
+    const page_list& active = r.of().state().core.find_node(r.device())->active;
+    for (const advice one : {advice::cold, advice::will_need, advice::pin, advice::unpin}) {
+        CAPTURE(name_of(one));
+        CHECK(r.of().advise(r.device(), block, 4_MiB, one));
+        CHECK(active.count() == 0);
+    }
+    CHECK(r.of().make_resident(block, 4_MiB, r.device()));
+    CHECK(active.count() == 0);
+    CHECK(r.heap().deallocate(block, r.line().id()));
 }

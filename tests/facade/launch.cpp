@@ -1,10 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/facade/launch.hpp>
 
+#include "../support/faulty_backend.hpp"
 #include "rig.hpp"
 
 using namespace xmm;
 using namespace xmm::test;
+
+namespace {
+
+struct faulty_soft : faulty_backend<soft::driver> {
+    using faulty_backend::faulty_backend;
+    static constexpr const char* native_kind = soft::driver::native_kind;
+    soft::driver* native() noexcept { return &inner(); }
+};
+
+// A space over a device whose driver fails on demand.
+struct faulty_rig {
+    std::unique_ptr<soft::driver> driver =
+        std::move(*xmm::detail::make_soft_driver({device_of(16_MiB)}, machine_topology()));
+    faulty_soft faulty{*driver};
+    space of = space::create_on(faulty).value();
+    queue line = of.make_queue(of.devices()[0]).value();
+    std::uint64_t* data = static_cast<std::uint64_t*>(*of.map(2_MiB));
+
+    bool is_used() {
+        bool found = false;
+        of.for_each_granule([&](const granule_view& one) { found = found || one.is_used; });
+        return found;
+    }
+};
+
+}  // namespace
 
 TEST_CASE("launch: bad ranges are refused before anything runs") {
     rig r;
@@ -93,5 +120,49 @@ TEST_CASE("launch: from the function of another launch") {
         CHECK(outer);
         CHECK(inner == (faults ? errc::ok : errc::busy));
         CHECK(launch(r.line(), {reads(data, 8)}, [](soft::stream&) {}));
+    }
+}
+
+TEST_CASE("launch: a queue that gives no ticket gets no work") {
+    faulty_rig r;
+    for (const errc refusal : {errc::busy, errc::no_memory, errc::device_lost}) {
+        CAPTURE(name_of(refusal));
+        r.faulty.fail_next(op::record, refusal);
+        bool ran = false;
+        auto point = launch(r.line, {writes(r.data, 8)}, [&](soft::stream&) { ran = true; });
+        CHECK(point.code() == refusal);
+        CHECK(!ran);
+        CHECK(!r.is_used());
+    }
+    CHECK(launch(r.line, {writes(r.data, 8)}, [](soft::stream&) {}));
+}
+
+TEST_CASE("launch: pages of a kernel whose launch got no ticket are in use until it is done") {
+    faulty_rig r;
+    for (const bool throws : {false, true}) {
+        CAPTURE(throws);
+        auto end = std::make_shared<signal_flag>();
+        const auto enqueue = [&](soft::stream& s) {
+            CHECK(s.run([end] { end->await(); }));
+            if (throws) {
+                throw 1;
+            }
+        };
+        // The first is asked for before the function is called.
+        r.faulty.plan(op::record, {.fail_at = 2, .fail_count = 2});
+        errc answer = errc::ok;
+        try {
+            answer = launch(r.line, {writes(r.data, 8)}, enqueue).code();
+        } catch (int) {
+        }
+        CHECK(answer == (throws ? errc::ok : errc::no_memory));
+        CHECK(r.is_used());
+        r.of.state().core.uses().retire_finished();
+        CHECK(r.is_used());
+        r.faulty.plan(op::record, {});
+        end->set();
+        REQUIRE(r.line.synchronize());
+        r.of.state().core.uses().retire_finished();
+        CHECK(!r.is_used());
     }
 }

@@ -581,3 +581,45 @@ TEST_CASE("space: copies between two spaces do not wait for each other") {
     CHECK(b.of().copy(in_a, in_b, bytes));
     CHECK(a.count_wrong_on_device<std::uint64_t>(in_a, bytes, 9) == 0);
 }
+
+TEST_CASE("space: memory that another space has on a device for good is not copied") {
+    rig a, b;
+    auto* plain = a.map(2_MiB);
+    auto* fixed = b.map(2_MiB, {.granule_bytes = page_bytes, .fixed = b.device()});
+    auto* pinned = b.map(2_MiB);
+    REQUIRE(b.of().advise(b.device(), pinned, 2_MiB, advice::pin));
+    void* block = b.of().heap(b.device()).value()->allocate({.bytes = 2_MiB}).value();
+    plain[0] = 1;
+    const footprint before{a};
+    for (void* one : {static_cast<void*>(fixed), static_cast<void*>(pinned), block}) {
+        CHECK(a.of().copy(plain, one, 8).code == errc::unsupported);
+        CHECK(a.of().copy(one, plain, 8).code == errc::unsupported);
+    }
+    CHECK(footprint{a} == before);
+    CHECK(plain[0] == 1);
+    REQUIRE(b.of().advise(b.device(), pinned, 2_MiB, advice::unpin));
+    CHECK(a.of().copy(pinned, plain, 8));
+    CHECK(pinned[0] == 1);
+    CHECK(b.of().heap(b.device()).value()->deallocate(block));
+}
+
+TEST_CASE("space: a queue copies no memory of another space") {
+    rig a, b;
+    auto* own = a.map(2_MiB);
+    auto* other = b.map(2_MiB);
+    own[0] = 1;
+    other[0] = 2;
+    CHECK(a.of().copy(a.line(), own, other, 8).code() == errc::unsupported);
+    CHECK(a.of().copy(a.line(), other, own, 8).code() == errc::unsupported);
+    CHECK(own[0] == 1);
+    CHECK(other[0] == 2);
+    CHECK(a.of().copy(own, other, 8));  // the calling thread does
+    CHECK(own[0] == 2);
+}
+
+TEST_CASE("space: who looks at granules may throw") {
+    rig r;
+    r.map(2_MiB);
+    CHECK_THROWS_AS(r.of().for_each_granule([](const granule_view&) { throw 1; }), int);
+    CHECK(r.of().is_valid());
+}

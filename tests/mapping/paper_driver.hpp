@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include <xmm/concepts/backend.hpp>
@@ -81,7 +82,12 @@ struct paper_driver {
         reached = std::max(reached, point.value);
         return {};
     }
-    result<ticket> record(queue_id queue) noexcept { return ticket{queue, 1}; }
+    std::atomic<errc> record_failure{errc::ok};
+    result<ticket> record(queue_id queue) noexcept {
+        const errc refusal = record_failure;
+        return refusal == errc::ok ? result<ticket>{ticket{queue, 1}}
+                                   : fail(refusal, "no tickets on paper");
+    }
     status make_wait(queue_id, ticket) noexcept { return {}; }
     result<frame> frame_create(node_id node, std::size_t bytes) noexcept {
         ++frame_calls;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/mapping/use.hpp>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -104,4 +107,57 @@ TEST_CASE("use: awaiting a page waits for the launches that name it, for no othe
     CHECK(r.page(9).is_used());
     r.driver.reached = 9;
     r.uses.retire_finished();
+}
+
+TEST_CASE("use: marks of work without a ticket last until there is one") {
+    for (const errc refusal : {errc::no_memory, errc::busy, errc::device_lost}) {
+        CAPTURE(name_of(refusal));
+        rig r;
+        r.driver.record_failure = refusal;
+        const use mine = r.one_use(2, 3);
+        r.uses.note_launch(backend_ref{r.driver}, queue_id{1}, {&mine, 1});
+        r.uses.retire_finished();
+        CHECK(r.used() == (refusal == errc::device_lost ? 0u : 3u));
+        r.driver.record_failure = errc::ok;
+        r.uses.retire_finished();  // it has one now, which is not reached
+        CHECK(r.used() == (refusal == errc::device_lost ? 0u : 3u));
+        r.driver.reached = 1;
+        r.uses.retire_finished();
+        CHECK(r.used() == 0);
+        CHECK(r.uses.in_flight() == 0);
+    }
+}
+
+TEST_CASE("use: who awaits work without a ticket gets it") {
+    rig r;
+    r.driver.record_failure = errc::no_memory;
+    const use mine = r.one_use(2);
+    r.uses.note_launch(backend_ref{r.driver}, queue_id{1}, {&mine, 1});
+    std::thread giver{[&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds{20});
+        r.driver.record_failure = errc::ok;
+    }};
+    r.uses.await_unused(r.page(2), r.page(2).va);
+    giver.join();
+    CHECK(r.driver.reached == 1);
+    CHECK(r.used() == 0);
+}
+
+TEST_CASE("use: a record that stands for other addresses by now is not awaited") {
+    rig r;
+    const va_range before = r.page(3).va;
+    const use mark = r.one_use(3);  // of a launch that is still in the making
+    with(r.page(3).lock, [&] { r.page(3).va = {2_GiB, 2_MiB}; });
+    std::atomic<bool> is_over{false};
+    std::thread waiter{[&] {
+        r.uses.await_unused(r.page(3), before);
+        is_over = true;
+    }};
+    for (int i = 0; i < 3000 && !is_over; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds{1});
+    }
+    CHECK(is_over);
+    with(r.page(3).lock, [&] { r.page(3).va = before; });
+    r.uses.take_back({&mark, 1});
+    waiter.join();
 }

@@ -599,6 +599,26 @@ const child_case fails_then_works{
         XMM_EXPECT(*s.page(0) == 5 && *s.page(1) == 1);
         return 0;
     }};
+const child_case asked{
+    "asked", [] {
+        store s{2};
+        const address at = s.page_range(1).begin + 8;
+        for (const auto one : {cpu_fault_outcome::refused, cpu_fault_outcome::no_memory}) {
+            s.outcome = one;
+            XMM_EXPECT(store::trap().ask(at, xmm::access::write) == one);
+        }
+        s.outcome = cpu_fault_outcome::resolved;
+        XMM_EXPECT(store::trap().ask(at, xmm::access::write) == cpu_fault_outcome::resolved);
+        XMM_EXPECT(s.last_at == at && s.last_wanted == xmm::access::write);
+        XMM_EXPECT(!s.ran_elsewhere);  // on this thread
+        const int calls = s.calls;
+        XMM_EXPECT(*s.page(1) == 1 && s.calls == calls);
+        // Nobody's: plain memory serves itself.
+        XMM_EXPECT(store::trap().ask(to_address(&s), xmm::access::read) ==
+                   cpu_fault_outcome::resolved);
+        XMM_EXPECT(s.calls == calls);
+        return 0;
+    }};
 const child_case refused_system_call{
     "refused system call", [] {
         store s{2};
@@ -741,6 +761,10 @@ TEST_CASE("fault_trap: what a sink refuses goes to the handler before") {
 
 TEST_CASE("fault_trap: a refusal is not for ever") {
     in_both_ways("fails then works", [](const child_end& end, bool) { CHECK(end.exit_code == 0); });
+}
+
+TEST_CASE("fault_trap: who asks gets the answer that a touch would, and nothing else") {
+    in_both_ways("asked", [](const child_end& end, bool) { CHECK(end.exit_code == 0); });
 }
 
 TEST_CASE("fault_trap: a refused system call gets an error and hangs nobody") {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/placement/budget_watch.hpp>
 
+#include <pthread.h>
+
 #include "../facade/rig.hpp"
+#include "../mapping/paper_driver.hpp"
 
 using namespace xmm;
 using namespace xmm::test;
@@ -35,6 +38,16 @@ struct shared_rig : rig {
         });
         return got;
     }
+};
+
+// A device to watch, which has no threads of its own.
+struct watched_paper : paper_driver {
+    result<node_description> describe(node_id node) noexcept {
+        auto about = paper_driver::describe(node);
+        about->headroom_bytes = 4_MiB;
+        return about;
+    }
+    result<std::size_t> free_bytes(node_id) noexcept { return bytes_each; }
 };
 
 }  // namespace
@@ -109,4 +122,21 @@ TEST_CASE("budget: a set budget and what others leave both limit") {
     r.driver().give_bytes(r.device(), 26_MiB);
     CHECK(await([&] { return r.usage(r.device()).limit == 6_MiB; }));
     REQUIRE(r.of().set_budget(r.device(), no_budget));
+}
+
+TEST_CASE("budget: where no thread is to be had a device is attached all the same") {
+    watched_paper paper;
+    paper.ids = {register_device_node("paper")};
+    rig r;
+    pthread_attr_t usual, huge;
+    REQUIRE(::pthread_getattr_default_np(&usual) == 0);
+    REQUIRE(::pthread_attr_init(&huge) == 0);
+    REQUIRE(::pthread_attr_setstacksize(&huge, std::size_t{1} << 50) == 0);
+    REQUIRE(::pthread_setattr_default_np(&huge) == 0);
+    const status attached = r.of().attach(paper);
+    REQUIRE(::pthread_setattr_default_np(&usual) == 0);
+    CHECK(attached);
+    CHECK(r.of().devices().size() == 2);
+    CHECK(r.usage(paper.ids[0]).limit == paper.bytes_each - 4_MiB);
+    CHECK(r.of().attach(paper).code == errc::busy);
 }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/placement/engine.hpp>
 
+#include <mutex>
+
 #include "../facade/rig.hpp"
+#include "../support/faulty_backend.hpp"
 
 using namespace xmm;
 using namespace xmm::test;
@@ -13,6 +16,47 @@ std::unique_ptr<soft::driver> driver_of(std::vector<soft::device_options> device
     REQUIRE(made);
     return std::move(*made);
 }
+
+// Devices that do not reach each other: a copy from one to another fails, and is counted.
+struct islands : faulty_backend<soft::driver> {
+    explicit islands(soft::driver& inner) : faulty_backend{inner} { strip(ability::peer); }
+    static constexpr const char* native_kind = soft::driver::native_kind;
+    soft::driver* native() noexcept { return &inner(); }
+
+    result<frame> frame_create(node_id node, std::size_t bytes) noexcept {
+        auto made = faulty_backend::frame_create(node, bytes);
+        if (made && std::ranges::count(nodes(), node) != 0) {
+            std::lock_guard guard{lock};
+            frames.push_back(*made);
+        }
+        return made;
+    }
+    result<ticket> memcpy(queue_id line, std::span<const piece> pieces) noexcept {
+        for (const piece& one : pieces) {
+            const node_id to = device_at(one.to.begin);
+            const node_id from = device_at(one.from.begin);
+            if (to != no_node && from != no_node && to != from) {
+                ++crossings;
+                return fail(errc::unsupported, "no way there");
+            }
+        }
+        return faulty_backend::memcpy(line, pieces);
+    }
+    node_id device_at(address at) {
+        std::lock_guard guard{lock};
+        for (const frame& one : frames) {
+            if (va_range{one.standing, one.bytes}.contains(at)) {
+                return one.node;
+            }
+        }
+        return no_node;
+    }
+
+    std::mutex lock;
+    std::vector<frame>
+        frames;  // of devices, dropped ones as well: standing addresses stay a device's
+    std::atomic<int> crossings{0};
+};
 
 }  // namespace
 
@@ -164,4 +208,54 @@ TEST_CASE(
     CHECK(made->usage(any_host)->used == used);
     REQUIRE(made->set_budget(devices[1], SIZE_MAX));
     CHECK(data[0] == 3);
+}
+
+TEST_CASE("engine: between devices that do not reach each other pages and copies go by the host") {
+    auto driver = driver_of({device_of(32_MiB), device_of(32_MiB)});
+    islands apart{*driver};
+    auto made = space::create_on(apart);
+    REQUIRE(made);
+    const std::vector<node_id> devices = made->devices();
+    const auto map = [&](map_options wanted) {
+        wanted.granule_bytes = 8_MiB;  // more than goes at once
+        auto* data = static_cast<std::uint64_t*>(*made->map(10_MiB, wanted));
+        fill<std::uint64_t>(data, 10_MiB, 3);
+        REQUIRE(made->make_resident(data, 10_MiB, devices[0]));
+        return data;
+    };
+    auto* data = map({});
+    REQUIRE(made->make_resident(data, 10_MiB, devices[1]));
+    CHECK(made->residency_of(data).value() == devices[1]);
+    REQUIRE(made->advise(devices[0], data, 10_MiB, advice::will_need));
+    CHECK(made->residency_of(data).value() == devices[0]);
+    auto* other = static_cast<std::uint64_t*>(*made->map(10_MiB, {.preferred = devices[1]}));
+    REQUIRE(made->copy(other, data, 10_MiB));
+    CHECK(made->residency_of(other).value() == devices[1]);
+
+    // A fault of the other device, of a page that moves and of one that is duplicated.
+    auto* shared = map({.is_read_mostly = true});
+    auto line = made->make_queue(devices[1]);
+    REQUIRE(line);
+    const device_view<const std::uint64_t> views[] = {{data, 10_MiB / 8}, {shared, 10_MiB / 8}};
+    std::size_t wrong = 1;
+    auto point = launch(*line, {reads(data, 10_MiB), reads(shared, 10_MiB)}, [&](soft::stream& s) {
+        return s.run([&wrong, views] {
+            wrong = 0;
+            for (const auto& view : views) {
+                for (std::size_t i = 0; i < view.size(); i += 1000) {
+                    wrong += view.load(i) != 3 + i ? 1 : 0;
+                }
+            }
+        });
+    });
+    REQUIRE(point);
+    CHECK(line->wait(*point));
+    CHECK(wrong == 0);
+    CHECK(made->residency_of(data).value() == devices[1]);
+    CHECK(made->residency_of(shared).value() == devices[0]);
+    CHECK(apart.crossings == 0);
+    for (std::uint64_t* one : {data, other, shared}) {
+        CHECK(count_wrong<std::uint64_t>(one, 10_MiB, 3) == 0);
+    }
+    CHECK(made->is_valid());
 }

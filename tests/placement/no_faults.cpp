@@ -236,3 +236,71 @@ TEST_CASE("no_faults: a lost device does not take the host's memory with it") {
     CHECK(r.of().make_resident(data, 2_MiB, r.device()).code == errc::device_lost);
     CHECK(count_wrong<std::uint64_t>(data, 4_MiB, 1) == 0);
 }
+
+TEST_CASE(
+    "no_faults: where an address has one view, a copy on another host is seen by all at once") {
+    auto machine = topology::discover("numa:2 core:1 pu:1");
+    REQUIRE(machine);
+    soft::device_options one = device_of(16_MiB, false);
+    one.split_views = false;
+    rig r{{one}, {.policy = "mapped", .machine = &*machine}};
+    const node_id far = r.of().hosts()[1];
+    auto* data =
+        r.map(2_MiB, {.granule_bytes = page_bytes, .preferred = far, .is_read_mostly = true});
+    data[0] = 5;
+    REQUIRE(r.home(data) == far);
+    CHECK(r.read_on_device(data) == 5);
+    REQUIRE(r.mapped(data, r.device()) != access::none);
+    REQUIRE(!r.has_frame(data, r.device()));
+    REQUIRE(r.of().advise(r.host(), data, 2_MiB, advice::will_need));
+    REQUIRE(r.state(data) == residency::duplicated);
+    // The CPU sees the copy; the device, which saw the first one, has to look again.
+    CHECK(r.mapped(data, r.device()) == access::none);
+    CHECK(data[0] == 5);
+    CHECK(r.read_on_device(data) == 5);
+    data[0] = 6;
+    CHECK(r.read_on_device(data) == 6);
+}
+
+TEST_CASE(
+    "no_faults: who holds pages for the host lets go of them while a launch uses the next one") {
+    auto second = xmm::detail::make_soft_driver({device_of(16_MiB, false)}, machine_topology());
+    REQUIRE(second);
+    auto made = space::create_soft({device_of(16_MiB)});
+    REQUIRE(made);
+    REQUIRE(made->attach(**second));
+    auto line = made->make_queue(made->devices()[1]);
+    auto other = made->make_queue(made->devices()[1]);
+    REQUIRE(line);
+    REQUIRE(other);
+    auto* data = static_cast<std::uint64_t*>(*made->map(4_MiB, {.granule_bytes = page_bytes}));
+    auto* next = page_of(data, 1);
+    data[0] = 1;  // on a host whose frames that device cannot map
+    auto end = std::make_shared<signal_flag>();
+    auto running = launch(*line, {reads(next, 8)},
+                          [&](soft::stream& s) { return s.run([end] { end->await(); }); });
+    REQUIRE(running);
+    signal_flag is_held, is_launched;
+    std::thread holder{[&] {
+        const auto held = made->access_on_host(data, 4_MiB);
+        CHECK(held);
+        is_held.set();
+    }};
+    nap(50);  // it waits for the kernel
+    std::thread launcher{[&] {
+        auto point = launch(*other, {reads(next, 8), reads(data, 8)}, [](soft::stream&) {});
+        CHECK(point);
+        CHECK(other->synchronize());
+        is_launched.set();
+    }};
+    nap(50);  // it has marked the page that is waited for, and wants the one before it
+    end->set();
+    if (!is_held.await() || !is_launched.await()) {
+        std::puts("they wait for each other");
+        std::abort();
+    }
+    holder.join();
+    launcher.join();
+    CHECK(data[0] == 1);
+    CHECK(made->is_valid());
+}

@@ -17,11 +17,9 @@ TEST_CASE("policies: found by name, each with its answer") {
     REQUIRE(find_stock_policy("first_touch", found));
     CHECK(found.choose({node_id{1}, access::read, page_bytes, true}) ==
           placement_choice::on_device);
-    CHECK(found.needs_device_faults());
     REQUIRE(find_stock_policy("mapped", found));
     CHECK(found.choose({node_id{1}, access::write, page_bytes, true}) ==
           placement_choice::in_place);
-    CHECK(!found.needs_device_faults());
     CHECK(!find_stock_policy("", found));
     CHECK(!find_stock_policy("Mapped", found));
     CHECK(std::string{found.name()} == "mapped");  // as before
@@ -31,7 +29,6 @@ namespace {
 
 struct silent {
     static const char* name() noexcept { return "silent"; }
-    [[maybe_unused]] static constexpr bool needs_device_faults = false;
 };
 struct throwing : silent {
     placement_choice choose(const device_touch&) { return placement_choice::in_place; }

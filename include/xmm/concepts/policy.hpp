@@ -20,7 +20,7 @@ enum class placement_choice : std::uint8_t {
     in_place,   // leave or create it on the host and map it
 };
 
-// A device's access to a page that it has no mapping for.
+// A device's access to a page that it has no mapping for; of a device without faults, what a launch names.
 struct device_touch {
     node_id accessor;
     access wanted = access::read;
@@ -32,8 +32,6 @@ template <class P>
 concept policy = requires(P& p, const device_touch& touch) {
     { p.name() } noexcept -> std::convertible_to<const char*>;
     { p.choose(touch) } noexcept -> std::same_as<placement_choice>;
-    // Whether it can work on devices that do not fault.
-    { P::needs_device_faults } -> std::convertible_to<bool>;
 };
 
 // A policy behind two function pointers; refers to one that outlives it.
@@ -44,7 +42,6 @@ public:
     explicit policy_ref(P& one) noexcept
         : self_{&one},
           name_{one.name()},
-          needs_device_faults_{P::needs_device_faults},
           choose_{[](void* self, const device_touch& touch) noexcept {
               return static_cast<P*>(self)->choose(touch);
           }} {}
@@ -52,7 +49,6 @@ public:
     // Whether it refers to a policy at all.
     [[nodiscard]] explicit operator bool() const noexcept { return choose_ != nullptr; }
     [[nodiscard]] const char* name() const noexcept { return name_; }
-    [[nodiscard]] bool needs_device_faults() const noexcept { return needs_device_faults_; }
     [[nodiscard]] placement_choice choose(const device_touch& touch) const noexcept {
         return choose_(self_, touch);
     }
@@ -60,7 +56,6 @@ public:
 private:
     void* self_ = nullptr;
     const char* name_ = "";
-    bool needs_device_faults_ = false;
     placement_choice (*choose_)(void*, const device_touch&) noexcept = nullptr;
 };
 

@@ -27,12 +27,9 @@ enum class lock_rank : std::uint8_t {
     //      return: it waits for its device at most. One of a block that a program gave back too early may reclaim,
     //      come here for it, and never end
     device_frames,
-    // guards: attach and detach of nodes, the list of regions of one space
+    // guards: attaching nodes, the list of regions of one space
     // may: reserve addresses, create records       may not: wait for a transfer
     address_space,
-    // guards: hints of one region
-    // may: look at pages                           may not: wait, allocate frames
-    region,
     // guards: the list of launches in flight (that a flip sees their marks is the page lock's work)
     // may: ask the driver whether a point is reached  may not: wait for it, take a page lock
     gate,
@@ -61,7 +58,7 @@ enum class lock_rank : std::uint8_t {
 
 [[nodiscard]] constexpr const char* name_of(lock_rank rank) noexcept {
     constexpr const char* names[] = {
-        "extent_hooks", "extent_heap", "device_frames", "address_space", "region", "gate", "tree",
+        "extent_hooks", "extent_heap", "device_frames", "address_space", "gate",   "tree",
         "page",         "page_list",   "frame_pool",    "backend_queue", "ledger", "leaf"};
     return names[static_cast<unsigned>(rank)];
 }

@@ -22,7 +22,7 @@ public:
         // release: pairs with the acquire in reclaimer; the heap is complete.
         node_.lender.store(this, std::memory_order_release);
     }
-    // No thread is in a call of the space any more.
+    // No thread is in a call of the space any more, nor do any of its own move pages.
     ~device_heap() { node_.lender.store(nullptr, std::memory_order_relaxed); }
 
     [[nodiscard]] xpu_malloc& heap() noexcept { return heap_; }

@@ -28,7 +28,9 @@ private:
 };
 
 // While it lives, the range is resident on the host and stays there: for system calls and other code
-// that no fault can help. Devices that touch it meanwhile map it over the link.
+// that no fault can help. Devices that touch it meanwhile map it over the link, or wait where they cannot. Calls that
+// would take the range away wait until it is gone, for ever if its own thread makes them: unmap, and make_resident and
+// pin elsewhere.
 class host_access {
 public:
     host_access(host_access&& other) noexcept

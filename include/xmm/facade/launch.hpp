@@ -8,8 +8,9 @@
 //          fn takes cuda_stream& (CUDA devices) or soft::stream& (software devices). A launch may be a set of
 //          overloads, of which the queue's device takes the one for it; each names the type that it takes.
 // Threads  Any. On devices without faults, launches of one space are prepared one after another.
-// Failure  Nothing was enqueued and the ranges are as before, unless fn itself failed or threw: what it had
-//          enqueued by then goes on, and its ranges count as used until it is done.
+// Failure  Nothing was enqueued and the contents are as before; pages may have moved. But if fn itself failed or
+//          threw, or the queue has no ticket for what is in it, what was enqueued by then goes on, and its ranges
+//          count as used until it is done. busy: the queue is a stream under capture.
 #pragma once
 
 #include <initializer_list>
@@ -133,6 +134,10 @@ template <class... Launchers, class Fn>
             return range.error();
         }
     }
+    // A queue that can give no ticket, since it is captured, full or lost, gets no work.
+    if (result<ticket> point = line.record(); !point) {
+        return point.error();
+    }
     std::unique_lock<space_state::launch_turn> order{state.launch_order, std::defer_lock};
     if (!(*on)->can(ability::device_faults)) {
         if (state.launch_order.is_mine()) {
@@ -153,13 +158,13 @@ template <class... Launchers, class Fn>
         called = detail::call_launcher<Launchers..., soft::stream>(line, fn);
 #endif
     } catch (...) {
-        marks.hand_over(line.record());
+        marks.hand_over(line.id(), line.record());
         throw;
     }
     result<ticket> point = line.record();
     const status recorded = point.error();
     const ticket done = point ? *point : ticket{};
-    marks.hand_over(std::move(point));
+    marks.hand_over(line.id(), std::move(point));
     state.core.uses().retire_finished();
     called = called ? recorded : called;
     return called ? result<ticket>{done} : result<ticket>{called};

@@ -46,12 +46,15 @@ public:
         }
         return {};
     }
-    // The marks last until the ticket is reached; without one the queue is lost, and they end here.
-    void hand_over(result<ticket> point) noexcept {
+    // The marks last until the ticket is reached. Without one, until the queue gives one after all: what is in it
+    // runs; only of a lost one nothing does, and they end here.
+    void hand_over(queue_id line, result<ticket> point) noexcept {
         if (point) {
             state_.core.uses().note_launch(on_.driver, *point, uses_, grip_);
-            is_handed_over_ = true;
+        } else if (point.code() != errc::device_lost) {
+            state_.core.uses().note_launch(on_.driver, line, uses_, grip_);
         }
+        is_handed_over_ = point || point.code() != errc::device_lost;
     }
 
 private:

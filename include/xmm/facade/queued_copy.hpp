@@ -20,9 +20,12 @@ struct queued_copy {
     static void run(void* self) noexcept {
         std::unique_ptr<queued_copy> one{static_cast<queued_copy*>(self)};
         // Checked once more: plain memory may have gone since.
-        status outcome = one->state.check_side({one->to, one->bytes});
-        outcome = outcome ? one->state.check_side({one->from, one->bytes}) : outcome;
-        if (!outcome || !one->state.copy(one->to, one->from, one->bytes)) {
+        status outcome;
+        for (const va_range side : {va_range{one->to, one->bytes}, {one->from, one->bytes}}) {
+            outcome = outcome ? one->state.check_side(side) : outcome;
+            outcome = outcome ? one->state.check_queued_side(side) : outcome;
+        }
+        if (!outcome || !one->state.engine.copies.copy(one->to, one->from, one->bytes)) {
             // relaxed: a counter.
             one->state.copy_failures.fetch_add(1, std::memory_order_relaxed);
         }

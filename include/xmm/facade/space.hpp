@@ -135,7 +135,8 @@ public:
 
     // gmemcpy: between any two pointers, unified, device-only, page-locked or plain, at any alignment. Ranges
     // that overlap are refused. Zero bytes copy nothing and look at no pointer. On a failure in the middle
-    // the destination's contents are undefined.
+    // the destination's contents are undefined. unsupported: memory that another space has fixed or pinned to a
+    // device.
     status copy(void* to, const void* from, std::size_t bytes) noexcept {
         if (bytes == 0) {
             return {};
@@ -146,7 +147,7 @@ public:
         return state_->copy(to_address(to), to_address(from), bytes);
     }
     // The same in the order of a queue; the ticket is reached when the bytes are there. What fails then
-    // shows in copy_failures(): the queue goes on.
+    // shows in copy_failures(): the queue goes on. unsupported: memory of another space.
     [[nodiscard]] result<ticket> copy(queue& line, void* to, const void* from,
                                       std::size_t bytes) noexcept;
 
@@ -294,9 +295,9 @@ public:
         return state_->check_alive() ? state_->engine.faults.current_policy().name() : "";
     }
     // fn(const granule_view&) for every granule, in the order of addresses; each is exact, all together are
-    // not. No lock is held: fn may call the space, and regions that it maps may be missed.
+    // not. No lock is held: fn may call the space or throw, and regions that it maps may be missed.
     template <class Fn>
-    void for_each_granule(Fn&& fn) const noexcept;
+    void for_each_granule(Fn&& fn) const;
     // All records are consistent. Slow: for tests and debugging. False in a forked child.
     [[nodiscard]] bool is_valid() const noexcept {
         return state_->check_alive() && state_->core.is_valid();
@@ -379,7 +380,7 @@ private:
 };
 
 template <class Fn>
-void space::for_each_granule(Fn&& fn) const noexcept {
+void space::for_each_granule(Fn&& fn) const {
     address_space& core = state_->core;
     for (address from = 0; state_->check_alive();) {
         const region_glance one = core.next_region(from);
@@ -413,6 +414,11 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from,
     if (status checked = check_copy(to, from, bytes); !checked) {
         return checked;
     }
+    for (const void* side : {static_cast<const void*>(to), from}) {
+        if (status checked = state_->check_queued_side({to_address(side), bytes}); !checked) {
+            return checked;
+        }
+    }
     xmm::node* at = state_->core.find_node(line.node());
     if (at == nullptr || &line.owner() != state_.get()) {
         return fail(errc::unknown_node, "the queue belongs to another space");
@@ -444,7 +450,7 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from,
         return point.error();
     }
     const ticket done = *point;
-    marks.hand_over(done);
+    marks.hand_over(line.id(), done);
     return done;
 }
 

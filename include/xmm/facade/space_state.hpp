@@ -22,6 +22,7 @@ class space_state {
 public:
     explicit space_state(policy_ref first) noexcept : engine{core, first} {}
     ~space_state() {
+        engine.stop_threads();  // they ask the heaps for frames
         for (auto& one : heaps_) {
             one.reset();
         }
@@ -100,6 +101,12 @@ public:
         }
         return {};
     }
+    // A checked side of a copy that a queue makes, on a thread of its own: see copy.
+    [[nodiscard]] status check_queued_side(va_range range) noexcept {
+        return is_of_another_space(range)
+                   ? fail(errc::unsupported, "a queue does not copy memory of another space")
+                   : status{};
+    }
     static bool is_overflowing(va_range range) noexcept { return range.end() < range.begin; }
 
     // The malloc of a node, made at the first call.
@@ -163,12 +170,19 @@ public:
         return engine.releases.release(*leaving);
     }
     // Both sides were checked. Memory of another space is reached by the CPU, on the calling thread: a queue of
-    // this space that waited for the other's fault might, in the end, wait for itself.
+    // this space that waited for the other's fault might, in the end, wait for itself. So no queue comes here.
     status copy(address to, address from, std::size_t bytes) noexcept {
         const bool is_foreign_target = is_of_another_space({to, bytes});
         const bool is_foreign_source = is_of_another_space({from, bytes});
         if (!is_foreign_target && !is_foreign_source) {
             return engine.copies.copy(to, from, bytes);
+        }
+        status reached = is_foreign_source ? reach({from, bytes}, access::read) : status{};
+        if (reached && is_foreign_target) {
+            reached = reach({to, bytes}, access::write);
+        }
+        if (!reached) {
+            return reached;
         }
         std::byte bounce[std::size_t{64} << 10];
         for (std::size_t done = 0; done < bytes; done += sizeof bounce) {
@@ -256,6 +270,24 @@ private:
             }
         }
         return false;
+    }
+    // Asks for pages of another space as the CPU's faults do, which end the program where this fails.
+    static status reach(va_range range, access wanted) noexcept {
+        fault_trap& trap = fault_trap::instance();
+        for (address at = range.begin; at < range.end();
+             at = align_down(at, page_bytes) + page_bytes) {
+            switch (trap.ask(at, wanted)) {
+                case cpu_fault_outcome::resolved: break;
+                case cpu_fault_outcome::refused:
+                    return fail(errc::unsupported,
+                                "memory of another space that is fixed or pinned to a device");
+                case cpu_fault_outcome::not_mapped:
+                    return fail(errc::not_mapped, "no memory of the other space is there");
+                case cpu_fault_outcome::no_memory:
+                    return fail(errc::no_memory, "no host memory for a page of another space");
+            }
+        }
+        return {};
     }
     status check_map(std::size_t bytes, const map_options& wanted) noexcept {
         if (status alive = check_alive(); !alive) {

@@ -15,12 +15,14 @@ namespace xmm {
 struct granule;
 
 struct frame_record {
-    // (C) constant while the record lives  (P) page lock of the owner  (L) lock of the list it is on
-    frame backing;             // (C)
-    std::uint8_t slot = 0;     // (C)    its node's slot in the space
-    bool is_host = false;      // (C)
-    granule* owner = nullptr;  // (P,L)  the granule it backs; null in the pool
-    list_link link;            // (L)    place on the active list, or in the pool
+    // (C) constant while the record lives  (L) lock of the list it is on
+    // (P) page lock of the owner; of a record without one, or on its way to one: whose hands it is in
+    frame backing;          // (C)  but for `zeroed`: (P)
+    std::uint8_t slot = 0;  // (C)  its node's slot in the space
+    bool is_host = false;   // (C)
+    // (P)  the granule it backs; null in the pool. Constant on a list: there L suffices to read it.
+    granule* owner = nullptr;
+    list_link link;  // (L)  place on the active list, or in the pool
 };
 
 using frame_list = list<frame_record, &frame_record::link>;

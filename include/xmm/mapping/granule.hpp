@@ -52,7 +52,7 @@ struct granule {
     bool is_optional = false;                    // (P)  the mover may be told to give up
     bool was_touched = false;                    // (P)  ... because somebody wrote meanwhile
     std::atomic<bool> is_urgent{false};          // (A)  somebody waits for the move to end
-    std::atomic<std::uint32_t> moving{0};        // (A)  a transit; written under P
+    std::atomic<std::uint32_t> moving{0};        // (A)  a transit: begun, ended under P
     std::atomic<std::uint32_t> holds{0};         // (A)  raised under P, dropped without
     std::atomic<std::uint32_t> hold_waiters{0};  // (A)  who waits for the holds to be dropped
     std::atomic<std::uint32_t> uses{0};          // (A)  launches that name it; raised under P
@@ -112,9 +112,10 @@ struct granule {
         holds.fetch_add(1, std::memory_order_relaxed);  // relaxed: ordered by the lock
     }
 
-    // Without the lock.
+    // Without the lock: all that it writes to `moving` is that somebody sleeps.
     void await_rest() noexcept {
         is_urgent.store(true, std::memory_order_relaxed);  // relaxed: a hint to the mover
+        // acquire, all three: pairs with the release in end_transit_locked.
         std::uint32_t seen = moving.load(std::memory_order_acquire);
         while (seen != 0) {
             if (seen == static_cast<std::uint32_t>(transit::awaited) ||
@@ -133,6 +134,7 @@ struct granule {
     }
     void await_no_holds() noexcept {
         for (;;) {
+            // acquire: pairs with the release in drop_hold.
             const std::uint32_t seen = holds.load(std::memory_order_acquire);
             if (seen == 0) {
                 return;
@@ -142,7 +144,7 @@ struct granule {
     }
     // Whether a short hold should wait its turn: else copies that overlap keep others away for ever.
     [[nodiscard]] bool has_hold_waiters() const noexcept {
-        return hold_waiters.load(std::memory_order_relaxed) != 0;
+        return hold_waiters.load(std::memory_order_relaxed) != 0;  // relaxed: a courtesy
     }
 
     // The invariants of a record, with its lock held.
@@ -196,7 +198,7 @@ public:
     hold_waiter& operator=(const hold_waiter&) = delete;
     ~hold_waiter() {
         if (page_ != nullptr) {
-            page_->hold_waiters.fetch_sub(1, std::memory_order_relaxed);
+            page_->hold_waiters.fetch_sub(1, std::memory_order_relaxed);  // relaxed: as in await
         }
     }
     void await(granule& page) noexcept {

@@ -3,7 +3,8 @@
 //
 // Model    A launch names ranges; while it is unfinished, each of their granules counts it in `uses`. A
 //          record of the launch remembers ranges and ticket, and takes the counts back once the ticket is
-//          reached: when the next launch comes by, or when somebody must wait for a granule.
+//          reached: when the next launch comes by, or when somebody must wait for a granule. A queue that gave
+//          no ticket is asked again until it gives one or is lost.
 // Threads  Any. The gate guards the list of launches; counts rise under the page lock, so a mover that
 //          holds it and reads 0 knows that no unfinished launch names the page.
 // Failure  A launch whose record cannot be made waits for its work to finish instead.
@@ -46,21 +47,13 @@ public:
     // The marks of these ranges last until the ticket is reached.
     void note_launch(backend_ref driver, ticket point, std::span<const use> uses,
                      use_grip grip = use_grip::loose) noexcept {
-        for (std::size_t first = 0; first < uses.size(); first += uses_per_record) {
-            launch_record* one = launches_.make();
-            const std::size_t count = std::min(uses_per_record, uses.size() - first);
-            if (one == nullptr) {
-                static_cast<void>(driver.wait(point));
-                take_back(uses.subspan(first), grip);
-                return;
-            }
-            one->driver = driver;
-            one->point = point;
-            one->count = count;
-            one->grip = grip;
-            std::copy_n(uses.begin() + static_cast<std::ptrdiff_t>(first), count, one->uses);
-            with(gate_, [&] { in_flight_.push_back(*one); });
-        }
+        note(driver, point, true, uses, grip);
+    }
+    // The same for work in a queue that gave no ticket for it: the marks last until it gives one and that is
+    // reached, or until the queue is lost or gone.
+    void note_launch(backend_ref driver, queue_id line, std::span<const use> uses,
+                     use_grip grip = use_grip::loose) noexcept {
+        note(driver, {line, 0}, false, uses, grip);
     }
 
     // Takes back the marks of ranges that were never launched.
@@ -73,32 +66,45 @@ public:
     // Takes back the marks of all launches that are finished.
     void retire_finished() noexcept {
         launch_list finished;
+        launch_list pointless;
         with(gate_, [&] {
             in_flight_.for_each([&](launch_record& one) {
-                if (one.driver.is_done(one.point)) {
+                if (!one.has_point || one.driver.is_done(one.point)) {
                     in_flight_.remove(one);
-                    finished.push_back(one);
+                    (one.has_point ? finished : pointless).push_back(one);
                 }
             });
         });
+        while (launch_record* one = pointless.pop_front()) {
+            if (try_point(*one)) {
+                with(gate_, [&] { in_flight_.push_back(*one); });
+            } else {
+                finished.push_back(*one);
+            }
+        }
         while (launch_record* one = finished.pop_front()) {
             take_back({one->uses, one->count}, one->grip);
             launches_.give_back(one);
         }
     }
 
-    // Returns once no launch with at least that grip names the granule. Blocks as long as its kernels run.
+    // Returns once no launch with at least that grip names the granule, or the record stands for other addresses
+    // than these. Blocks as long as its kernels run.
     void await_unused(granule& wanted, va_range va, use_grip least = use_grip::loose) noexcept {
         for (unsigned rounds = 0;;) {
             retire_finished();
             if (least == use_grip::firm ? !wanted.is_firmly_used() : !wanted.is_used()) {
                 return;
             }
+            if (!with(wanted.lock, [&] { return wanted.va.contains(va); })) {
+                return;
+            }
             backend_ref driver;
             ticket point;
             with(gate_, [&] {
                 in_flight_.for_each([&](launch_record& one) {
-                    for (std::size_t i = 0; i < one.count && !driver && one.grip >= least; ++i) {
+                    for (std::size_t i = 0;
+                         i < one.count && !driver && one.has_point && one.grip >= least; ++i) {
                         if (one.uses[i].range.overlaps(va)) {
                             driver = one.driver;
                             point = one.point;
@@ -124,12 +130,49 @@ private:
     struct launch_record {
         list_link link;
         backend_ref driver;
-        ticket point;
+        ticket point;  // of which only the queue is known at first, maybe
+        bool has_point = true;
         std::size_t count = 0;
         use_grip grip = use_grip::loose;
         use uses[uses_per_record];
     };
     using launch_list = list<launch_record, &launch_record::link>;
+
+    void note(backend_ref driver, ticket point, bool has_point, std::span<const use> uses,
+              use_grip grip) noexcept {
+        for (std::size_t first = 0; first < uses.size(); first += uses_per_record) {
+            launch_record* one = launches_.make();
+            const std::size_t count = std::min(uses_per_record, uses.size() - first);
+            if (one == nullptr) {
+                launch_record last;
+                last.driver = driver;
+                last.point = point;
+                last.has_point = has_point;
+                while (!last.has_point && try_point(last)) {
+                    ::usleep(100);
+                }
+                static_cast<void>(driver.wait(last.point));
+                take_back(uses.subspan(first), grip);
+                return;
+            }
+            one->driver = driver;
+            one->point = point;
+            one->has_point = has_point;
+            one->count = count;
+            one->grip = grip;
+            std::copy_n(uses.begin() + static_cast<std::ptrdiff_t>(first), count, one->uses);
+            with(gate_, [&] { in_flight_.push_back(*one); });
+        }
+    }
+    // False: there is nothing to wait for, since the queue is lost, or is gone and its work over.
+    static bool try_point(launch_record& one) noexcept {
+        result<ticket> got = one.driver.record(one.point.queue);
+        if (got) {
+            one.point = *got;
+            one.has_point = true;
+        }
+        return got || got.code() == errc::no_memory || got.code() == errc::busy;
+    }
 
     // Marked, its record not noted yet: the launch is being made. If that takes seconds, it is most likely
     // waiting for this very fault, and the program should know.

@@ -29,7 +29,8 @@ struct cpu_fault_sink {
     void* context = nullptr;
     // Runs in a signal handler: a lock-free lookup and nothing else.
     bool (*owns)(void* context, address at) noexcept = nullptr;
-    // Runs on a service thread. `why`: static text for the message, if the outcome is not resolved.
+    // Runs on a service thread, or where fault_trap::ask is called. `why`: static text for the message, if the
+    // outcome is not resolved.
     cpu_fault_outcome (*handle)(void* context, address at, access wanted,
                                 const char** why) noexcept = nullptr;
 };

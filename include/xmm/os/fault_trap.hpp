@@ -6,8 +6,8 @@
 //          kernel. A service thread asks the sink that owns the address to map something there; then
 //          the access is retried. So the sink runs in ordinary context, while the thread that faulted
 //          may hold any lock of the user's or of malloc's.
-// Threads  Any. A sink's handle() runs on several service threads at once. It must not touch holes, call
-//          malloc, or wait for a lock that someone holds while touching one.
+// Threads  Any. A sink's handle() runs on several service threads at once, and on those that ask(). It must not
+//          touch holes, call malloc, or wait for a lock that someone holds while touching one.
 // Failure  What a sink cannot resolve gets one message on stderr, then the handler that was there before
 //          the trap, which usually ends the process. Faults that no sink owns go to that handler as if
 //          the trap were not there.
@@ -81,6 +81,18 @@ public:
             sinks_.release(*owner);
         }
         return owner != nullptr;
+    }
+
+    // Has the owner of the address serve a touch of it, on the calling thread. `resolved` for plain memory, too.
+    [[nodiscard]] cpu_fault_outcome ask(address at, access wanted) noexcept {
+        auto* owner = sinks_.find_owner(at);
+        if (owner == nullptr) {
+            return cpu_fault_outcome::resolved;
+        }
+        const char* why = "";
+        const auto outcome = owner->sink.handle(owner->sink.context, at, wanted, &why);
+        sinks_.release(*owner);
+        return outcome;
     }
 
     // Whether the caller is a thread that runs sinks' handle().
@@ -257,6 +269,9 @@ inline void fault_trap::enlist_service_thread() noexcept {
 
 inline void fault_trap::serve_forever() noexcept {
     enlist_service_thread();
+    // What a checked lock keeps for each thread is there before the first fault: making it may allocate, and who
+    // faults may hold a lock of malloc's.
+    with(lock_, [] {});
     for (;;) {
         serve(requests_.next());
     }

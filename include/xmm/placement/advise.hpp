@@ -4,8 +4,8 @@
 // Model    Hints change pages, not regions. will_need and pin round outward to granules, dont_need rounds
 //          inward, cold and the sticky hints round outward. Names and meaning follow the published GMEM.
 // Threads  Any. A hint that loses a race to an unmap answers not_mapped; pages done before stay done.
-// Failure  Only malformed input and pins fail; a hint that cannot be followed is dropped. A pin is all or
-//          nothing.
+// Failure  Only malformed input, pins, and a will_need whose job finds no memory or thread fail; a hint that cannot
+//          be followed is dropped. A pin is all or nothing.
 #pragma once
 
 #include <xmm/placement/fault.hpp>
@@ -74,13 +74,22 @@ public:
 
     // Resident on the node and held: frames stay until release_hold. All or nothing.
     status hold(place to, va_range range) noexcept {
+        unsigned rounds = 0;
         for (address at = range.begin; at < range.end();) {
-            result<va_range> there = settle(to, at, [](granule& page) { page.add_hold_locked(); });
-            if (!there) {
-                release_hold({range.begin, at - range.begin});
+            granule_in_use busy;
+            result<va_range> there = settle(
+                to, at, [](granule& page) { page.add_hold_locked(); }, false, &busy);
+            if (there) {
+                at = there->end();
+                continue;
+            }
+            release_hold({range.begin, at - range.begin});
+            if (busy.page == nullptr || ++rounds == max_rounds) {
                 return there.error();
             }
-            at = there->end();
+            // With nothing held: a launch that has marked this page may wait for one of those before it.
+            space_.uses().await_unused(*busy.page, busy.va, use_grip::firm);
+            at = range.begin;
         }
         return {};
     }
@@ -96,6 +105,10 @@ public:
 
 private:
     static constexpr unsigned max_rounds = 10000;
+    struct granule_in_use {
+        granule* page = nullptr;
+        va_range va;
+    };
 
     template <class Fn>
     status for_each(va_range range, Fn&& fn) noexcept {
@@ -116,7 +129,8 @@ private:
         switch (what) {
             case advice::cold:
                 for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
-                    if (page.frames[slot] != nullptr && !page.is_moving()) {
+                    // Of an arena's frames no list knows.
+                    if (page.frames[slot] != nullptr && !page.is_moving() && !page.is_arena) {
                         space_.at_slot(slot).active.move_to_old(*page.frames[slot]);
                     }
                 }
@@ -189,8 +203,10 @@ private:
 
     // Brings one granule to the node as its single home, then runs fn(page) with the lock held, in the
     // same breath: nothing can move it in between. Answers the granule's range.
+    // With `busy`, a page that a launch uses is named there and not waited for.
     template <class Fn>
-    result<va_range> settle(place to, address at, Fn&& fn, bool counts_pins = false) noexcept {
+    result<va_range> settle(place to, address at, Fn&& fn, bool counts_pins = false,
+                            granule_in_use* busy = nullptr) noexcept {
         enum { done, again, rest, holds, uses, move } next = done;
         hold_waiter holders;
         for (unsigned round = 0; round < max_rounds; ++round) {
@@ -236,7 +252,14 @@ private:
                 case again: break;
                 case rest: found->await_rest(); break;
                 case holds: holders.await(*found); break;
-                case uses: space_.uses().await_unused(*found, va, use_grip::firm); break;
+                case uses:
+                    if (busy != nullptr) {
+                        *busy = {found, va};
+                        return fail(errc::busy,
+                                    "a launch on a device without faults uses the page");
+                    }
+                    space_.uses().await_unused(*found, va, use_grip::firm);
+                    break;
                 case move:
                     if (status moved = move_to(*found, to, va.bytes); !moved) {
                         return moved;
@@ -264,7 +287,7 @@ private:
     }
     status enter_home_locked(granule& page) noexcept {
         node& to = space_.at_slot(page.home);
-        to.active.move_to_recent(*page.home_frame());
+        moves_.relink_locked(page);
         return has_write(page.mapped[to.accessor()])
                    ? status{}
                    : moves_.enter_locked(page, to.accessor(), access::read_write);

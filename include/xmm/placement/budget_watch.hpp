@@ -7,7 +7,7 @@
 //          headroom, and whose driver can tell, are watched; without one there is no thread.
 // Threads  One of its own. measure() from any.
 // Failure  A driver that does not answer leaves the capacity as it was. Pinned and used pages may keep a node above
-//          its limit until the next look.
+//          its limit until the next look. Where no thread is to be had the first look is the only one.
 #pragma once
 
 #include <algorithm>
@@ -32,18 +32,17 @@ public:
     budget_watch& operator=(const budget_watch&) = delete;
     ~budget_watch() { stop(); }
 
-    // After devices were attached: a first look at once, the others by the thread. no_memory: no thread is to be had.
-    [[nodiscard]] status start() noexcept {
+    // After devices were attached: a first look at once, the others by the thread.
+    void start() noexcept {
         if (!measure_all() || thread_.joinable()) {
-            return {};
+            return;
         }
         try {
             const detail::signals_blocked quiet;  // signals belong to the program's own threads
             thread_ = std::thread{[this] { watch(); }};
         } catch (const std::system_error&) {
-            return fail(errc::no_memory, "no thread to watch the devices' memory");
+            return;  // the devices are attached, and of use without it
         }
-        return {};
     }
     void stop() noexcept {
         {

@@ -3,6 +3,7 @@
 //
 // Model    Copies and fills of a batch that share a queue go down it as one call: a lane. Quiet work yields the
 //          link to faults: in chunks, one mover a queue at a time, until somebody waits for one of its pages.
+//          Between two devices that do not reach each other the bytes make a stop on the host.
 // Threads  Any. No lock is held: nobody else changes the frames of a granule in transit.
 // Failure  Each granule of a lane that failed gets the outcome; the others go on.
 #pragma once
@@ -11,6 +12,8 @@
 #include <array>
 #include <cstring>
 #include <span>
+
+#include <sys/mman.h>
 
 #include <xmm/mapping/address_space.hpp>
 
@@ -30,6 +33,39 @@ struct page_move {
     status outcome{};
 };
 
+// Whether one copy leads from a frame of that node to one of the other.
+[[nodiscard]] inline bool is_direct(const node& from, const node& to) noexcept {
+    return from.is_host || to.is_host || from.slot == to.slot ||
+           (from.driver == to.driver && from.can(ability::peer) && to.can(ability::peer));
+}
+
+// Between frames of two devices that do not reach each other, by way of plain memory. Returns when it is done;
+// one part is under way at a time, so that others get the link in between.
+[[nodiscard]] inline status copy_through_host(node& from, node& to, piece all) noexcept {
+    constexpr std::size_t most = std::size_t{4} << 20;
+    const std::size_t room = std::min(most, all.to.bytes);
+    void* stop = ::mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stop == MAP_FAILED) {
+        return fail(errc::no_memory, "the host has no memory for a copy between two devices");
+    }
+    const auto copy = [](node& carrier, queue_id line, piece part) noexcept {
+        result<ticket> point = carrier.driver.memcpy(line, {&part, 1});
+        return point ? carrier.driver.wait(*point) : point.error();
+    };
+    status outcome;
+    for (std::size_t done = 0; done < all.to.bytes && outcome; done += room) {
+        const std::size_t bytes = std::min(room, all.to.bytes - done);
+        const va_range between{to_address(stop), bytes};
+        outcome =
+            copy(from, from.queues[node::urgent_out], {between, {all.from.begin + done, bytes}});
+        if (outcome) {
+            outcome = copy(to, to.queues[node::urgent_in], {{all.to.begin + done, bytes}, between});
+        }
+    }
+    ::munmap(stop, room);
+    return outcome;
+}
+
 class contents {
 public:
     explicit contents(address_space& space) noexcept : space_{space} {}
@@ -39,7 +75,7 @@ public:
         lanes all;
         unsigned lane_count = 0;
         for (page_move& one : batch) {
-            if (one.outcome) {
+            if (one.outcome && !is_far(one)) {
                 add_to_lane(all, lane_count, one);
             }
         }
@@ -49,6 +85,11 @@ public:
                 copy_quietly(all[i]);
             } else {
                 points[i] = submit(all[i], is_quiet ? all[i].quiet : all[i].urgent);
+            }
+        }
+        for (page_move& one : batch) {
+            if (one.outcome && is_far(one)) {
+                bring_through_host(one);
             }
         }
         for (unsigned i = 0; i < lane_count; ++i) {
@@ -120,6 +161,19 @@ private:
         const address source = from != nullptr ? from->backing.standing : 0;
         chosen.pieces[chosen.count] = {{one.to->backing.standing, bytes}, {source, bytes}};
         chosen.owners[chosen.count++] = &one;
+        count_bytes(one, from);
+    }
+    bool is_far(const page_move& one) noexcept {
+        const frame_record* from = one.moved->home_frame();
+        return from != nullptr &&
+               !is_direct(space_.at_slot(from->slot), space_.at_slot(one.to->slot));
+    }
+    void bring_through_host(page_move& one) noexcept {
+        const frame_record* from = one.moved->home_frame();
+        const std::size_t bytes = one.to->backing.bytes;
+        one.outcome =
+            copy_through_host(space_.at_slot(from->slot), space_.at_slot(one.to->slot),
+                              {{one.to->backing.standing, bytes}, {from->backing.standing, bytes}});
         count_bytes(one, from);
     }
     void count_bytes(const page_move& one, const frame_record* from) noexcept {

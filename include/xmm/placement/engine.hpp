@@ -8,6 +8,8 @@
 // Failure  attach is all or nothing.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdio>
 
 #include <xmm/os/fault_trap.hpp>
@@ -34,14 +36,19 @@ public:
     placement_engine(const placement_engine&) = delete;
     placement_engine& operator=(const placement_engine&) = delete;
     ~placement_engine() {
-        budgets.stop();
-        early.stop();
+        stop_threads();
         for (unsigned i = 0; i < faulting_count_; ++i) {
             faulting_[i].off_device_fault(this);
         }
         if (is_trapping_) {
             fault_trap::instance().remove(this);
         }
+    }
+
+    // Ends the threads that move pages on their own; what the caller waits for is over then.
+    void stop_threads() noexcept {
+        budgets.stop();
+        early.stop();
     }
 
     // From now on CPU touches of the space's pages come here.
@@ -69,7 +76,10 @@ public:
         } else if (on) {
             driver.off_device_fault(this);
         }
-        return attached ? budgets.start() : attached;
+        if (attached) {
+            budgets.start();
+        }
+        return attached;
     }
 
     mover moves;
@@ -96,15 +106,18 @@ private:
             case errc::busy: return cpu_fault_outcome::refused;
             case errc::device_lost: return cpu_fault_outcome::no_memory;
             default:
-                *why = describe(engine.frames.last_shortage());
+                *why = engine.describe(engine.frames.last_shortage());
                 return cpu_fault_outcome::no_memory;
         }
     }
-    // For the trap's message; the text lasts until this service thread's next one.
-    static const char* describe(const shortage& last) noexcept {
-        static thread_local char text[200];
-        std::snprintf(text, sizeof text, "node %d has no room for %zu bytes: %zu of %zu in use; %s",
-                      last.node.value, last.bytes, last.used, last.limit, last.cause);
+    // For the trap's message; the text lasts for as many more. No thread_local: in a library that was loaded later
+    // its first use allocates, and the thread that faulted may hold a lock of malloc's.
+    const char* describe(const shortage& last) noexcept {
+        // relaxed: whose text it is, no more.
+        char* text = texts_[next_text_.fetch_add(1, std::memory_order_relaxed) % texts_.size()];
+        std::snprintf(text, sizeof texts_[0],
+                      "node %d has no room for %zu bytes: %zu of %zu in use; %s", last.node.value,
+                      last.bytes, last.used, last.limit, last.cause);
         return text;
     }
     static fault_outcome on_device_fault(void* self, node_id accessor, address at,
@@ -125,6 +138,8 @@ private:
     backend_ref faulting_[address_space::max_backends];
     unsigned faulting_count_ = 0;
     bool is_trapping_ = false;
+    std::atomic<unsigned> next_text_{0};
+    std::array<char[200], 16> texts_{};
 };
 
 }  // namespace xmm

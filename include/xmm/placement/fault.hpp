@@ -253,7 +253,9 @@ private:
             const unsigned to = state.is_cpu() || state.stays_on_host
                                     ? space_.host_near(state.from).slot
                                     : state.from.slot;
-            if (page.frames[to] != nullptr) {
+            if (page.frames[to] != nullptr ||
+                (space_.at_slot(to).is_host &&
+                 moves_.visible_frame(page, cpu_accessor) != nullptr)) {
                 // A host's copy of another driver's, which this device cannot map.
                 return {.outcome = state.last};
             }

@@ -248,8 +248,11 @@ private:
         for (unsigned accessor = 0; accessor < space_.node_count(); ++accessor) {
             unsigned count = 0;
             for (page_move* one : sorted) {
-                // A copy that stays keeps its readers, except the one that gets a nearer frame.
-                const bool goes = !one->keeps_copy || accessor == one->to->slot;
+                // A copy that stays keeps its readers, except those that are to see the new frame: its own
+                // accessor, and, since hosts' frames stand in for each other, who has none of its own.
+                const bool is_stand_in =
+                    one->to->is_host && one->moved->frames[accessor] == nullptr;
+                const bool goes = !one->keeps_copy || accessor == one->to->slot || is_stand_in;
                 if (one->outcome && goes && one->moved->mapped[accessor] != access::none) {
                     ranges[count] = one->moved->va;
                     owners[count++] = one;

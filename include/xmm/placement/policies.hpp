@@ -15,7 +15,6 @@
 namespace xmm {
 
 struct first_touch_policy {
-    static constexpr bool needs_device_faults = true;
     static const char* name() noexcept { return "first_touch"; }
     static placement_choice choose(const device_touch&) noexcept {
         return placement_choice::on_device;
@@ -23,7 +22,6 @@ struct first_touch_policy {
 };
 
 struct mapped_policy {
-    static constexpr bool needs_device_faults = false;
     static const char* name() noexcept { return "mapped"; }
     static placement_choice choose(const device_touch&) noexcept {
         return placement_choice::in_place;

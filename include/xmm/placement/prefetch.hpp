@@ -4,7 +4,8 @@
 // Model    A job is a range and a node; up to four workers take stretches of its granules in turn, claim
 //          those that can move, and hand them to the mover as quiet work. Bytes in flight stay below 1/8
 //          of the node's limit. A job brings no more than the node can hold: the leading part of the range.
-// Threads  Jobs may be given from any thread. Workers start with the first job and end with the object.
+// Threads  Jobs may be given from any thread. Workers start with the first job and end with the object. Two
+//          mutexes, taken before all ranked locks: the prefetcher's, then a job's.
 // Failure  A page that is pinned, in use or on its way is left alone: a prefetch is a hint.
 #pragma once
 
@@ -48,7 +49,7 @@ private:
         return is_taken_locked() && workers_ == 0;
     }
 
-    const va_range range_;  // whole granules' pages
+    const va_range range_;  // as it was given: each granule that it touches is meant as a whole
     const place where_;
     node& to_;
     std::mutex lock_;  // guards all below
@@ -69,8 +70,8 @@ public:
     prefetcher& operator=(const prefetcher&) = delete;
     ~prefetcher() { stop(); }
 
-    // The range is rounded outward to pages by the caller and mapped. Null, with nothing begun, when memory
-    // for the job or a thread is lacking, or after stop().
+    // Every page of the range is mapped. Null, with nothing begun, when memory for the job or a thread is lacking,
+    // or after stop().
     [[nodiscard]] std::shared_ptr<prefetch_job> start(va_range range, place to) noexcept {
         space_.uses().retire_finished();  // pages of finished kernels may move
         try {
@@ -200,7 +201,9 @@ private:
             return false;
         }
         node& to = space_.at_slot(there->slot);
-        to.active.move_to_recent(*there);
+        if (!page.is_arena) {
+            to.active.move_to_recent(*there);
+        }
         if (page.mapped[to.accessor()] == access::none) {
             const bool is_shared = page.current() == residency::duplicated;
             static_cast<void>(moves_.enter_locked(page, to.accessor(),

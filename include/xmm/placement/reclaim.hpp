@@ -88,7 +88,7 @@ public:
     std::size_t reclaim(node& from, std::size_t wanted) noexcept {
         from.reclaims.fetch_add(1, std::memory_order_relaxed);  // relaxed: see await_others
         const std::size_t won = reclaim_counted(from, wanted);
-        from.reclaims.fetch_sub(1, std::memory_order_relaxed);
+        from.reclaims.fetch_sub(1, std::memory_order_relaxed);  // relaxed: released below
         // release: pairs with the acquire in obtain; the frames won are in the pool.
         from.reclaims_ended.fetch_add(1, std::memory_order_release);
         detail::futex_wake(from.reclaims_ended, INT32_MAX);
@@ -170,6 +170,7 @@ private:
     // The last victims may be in others' hands, which is no lack of frames. True: look again.
     static bool await_others(node& from, std::uint32_t ended) noexcept {
         // Ours has ended since `ended` was read. Others wait for nobody on this node: they lead to the host.
+        // acquire: pairs with the release in reclaim; who is counted there has left `reclaims`.
         const std::uint32_t now = from.reclaims_ended.load(std::memory_order_acquire);
         if (now - ended > 1) {
             return true;

@@ -70,6 +70,7 @@ private:
         struct entry {
             piece part;
             node* carrier = nullptr;  // null: the CPU does it, between plain addresses
+            node* far = nullptr;      // a device that the carrier does not reach: the source's
             bool is_in = true;
             bool is_fill = false;
             granule* held[2] = {};
@@ -142,6 +143,8 @@ private:
         const bool from_device = source.on != nullptr && !source.on->is_host;
         if (to_device) {
             one.carrier = &space_.at_slot(target.on->slot);
+            node* from = from_device ? &space_.at_slot(source.on->slot) : nullptr;
+            one.far = from != nullptr && !is_direct(*from, *one.carrier) ? from : nullptr;
         } else if (from_device) {
             one.carrier = &space_.at_slot(source.on->slot);
             one.is_in = false;
@@ -287,13 +290,17 @@ private:
                 copy_plain(first);
                 continue;
             }
+            if (first.far != nullptr) {
+                outcome = copy_through_host(*first.far, *first.carrier, first.part);
+                continue;
+            }
             std::array<piece, group_size> pieces;
             std::array<va_range, group_size> fills;
             unsigned count = 0;
             for (unsigned j = i; j < work.count; ++j) {
                 const group::entry& other = work.entries[j];
                 if (other.carrier == first.carrier && other.is_in == first.is_in &&
-                    other.is_fill == first.is_fill) {
+                    other.is_fill == first.is_fill && other.far == nullptr) {
                     is_sent[j] = true;
                     fills[count] = other.part.to;
                     pieces[count++] = other.part;
