@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/facade/device_heap.hpp>
 
+#include <algorithm>
 #include <random>
 
 #include "../support/faulty_backend.hpp"
@@ -396,4 +397,44 @@ TEST_CASE("heap: hints leave the frames of its blocks alone") {
     CHECK(r.of().make_resident(block, 4_MiB, r.device()));
     CHECK(active.count() == 0);
     CHECK(r.heap().deallocate(block, r.line().id()));
+}
+
+TEST_CASE("heap: frames move within a queue while its work runs, and nobody waits") {
+    heap_rig r;
+    auto* first = r.make<std::uint64_t>(6_MiB);
+    auto* between = r.make<std::uint64_t>(2_MiB);
+    signal_flag may_end;
+    // Names no range: the heap's own order has to do.
+    REQUIRE(launch(r.line(), {}, [&](soft::stream& s) {
+        return s.run([&may_end, first] {
+            may_end.await();
+            const device_view<std::uint64_t> words{first, 6_MiB / 8};
+            for (std::size_t i = 0; i < words.size(); ++i) {
+                words[i] = 1;
+            }
+        });
+    }));
+    REQUIRE(r.heap().deallocate(first, r.line().id()));
+    auto* second = r.make<std::uint64_t>(8_MiB);
+    CHECK(second != first);
+    CHECK(r.heap().frames().counts().moved >= 3);
+    CHECK(r.heap().frames().counts().waits == 0);
+    REQUIRE(launch(r.line(), {writes(second, 8_MiB)}, [second](soft::stream& s) {
+        return s.run([second] {
+            const device_view<std::uint64_t> words{second, 8_MiB / 8};
+            for (std::size_t i = 0; i < words.size(); ++i) {
+                words[i] = 2;
+            }
+        });
+    }));
+    may_end.set();
+    REQUIRE(r.line().synchronize());
+    std::vector<std::uint64_t> got(1_MiB);
+    REQUIRE(r.of().copy(got.data(), second, 8_MiB));
+    CHECK(std::count(got.begin(), got.end(), 2) == static_cast<std::ptrdiff_t>(got.size()));
+    CHECK(r.of().is_valid());
+    CHECK(r.heap().deallocate(second));
+    CHECK(r.heap().deallocate(between));
+    CHECK(r.heap().trim() > 0);
+    CHECK(r.heap_bytes() == 0);
 }

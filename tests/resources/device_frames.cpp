@@ -407,3 +407,19 @@ TEST_CASE("device_frames: threads on spans of their own, with too few frames for
     CHECK(port.frame_count() == 0);
     CHECK(port.faults() == "");
 }
+
+TEST_CASE("device_frames: of a queue's own slots one that a copy to come names is not lent") {
+    rig r{true};
+    REQUIRE(r.acquire(r.a, 0, 2));
+    r.port.use(rig::part(r.a, 0, 2), r.a->user().queue());
+    r.release(r.a, 0, 2);
+    r.port.set_loud(r.a->slot_begin(0));
+    REQUIRE(r.acquire(r.a, 5, 1));
+    CHECK(r.port.calls().wait == 0);
+    CHECK(r.port.is_backed(rig::part(r.a, 0, 1)));
+    CHECK_FALSE(r.port.is_backed(rig::part(r.a, 1, 1)));
+    REQUIRE(r.acquire(r.a, 6, 1));  // has to wait
+    CHECK(r.port.calls().wait == 1);
+    CHECK_FALSE(r.port.is_backed(rig::part(r.a, 0, 1)));
+    r.release(r.a, 5, 2);
+}

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/resources/space_frames.hpp>
 
+#include <atomic>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -137,5 +139,78 @@ TEST_CASE("space_frames: the budget bounds frames, and what is given back can be
         r.port.create(4 * page_bytes);  // of another size: smaller ones are dropped
     REQUIRE(again);
     r.port.drop(*again, 4 * page_bytes);
+    r.port.release(r.slots);
+}
+
+TEST_CASE(
+    "space_frames: a frame that is lent is another slot's memory, and stays mapped where it was") {
+    rig r;
+    REQUIRE(r.port.can_alias());
+    const port_frame frame = r.create();
+    REQUIRE(r.port.map(r.at(0), frame, page_bytes));
+    std::vector<char> sent(page_bytes, 'x');
+    REQUIRE(r.one.copy(r.pointer(0), sent.data(), sent.size()));
+    r.port.lend(r.at(0), frame, page_bytes);
+    CHECK(r.read(0).code == errc::not_mapped);
+    REQUIRE(r.port.map(r.at(3), frame, page_bytes));
+    std::vector<char> got(page_bytes);
+    REQUIRE(r.one.copy(got.data(), r.pointer(3), got.size()));
+    CHECK(sent == got);
+    CHECK(r.one.is_valid());
+    // A launch may not name it.
+    queue line = r.one.make_queue(r.device).value();
+    CHECK(launch(line, {reads(r.pointer(0), 64)}, [](soft::stream&) { return status{}; }).code() ==
+          errc::not_mapped);
+    // What was submitted while slot 0 had it runs on.
+    auto* old = static_cast<char*>(r.pointer(0));
+    REQUIRE(launch(line, {}, [old](soft::stream& s) {
+        return s.run([old] { device_view<char>{old, page_bytes}[7] = 'y'; });
+    }));
+    REQUIRE(line.synchronize());
+    REQUIRE(r.one.copy(got.data(), r.pointer(3), got.size()));
+    CHECK(got[7] == 'y');
+    r.port.lend(r.at(3), frame, page_bytes);
+    r.port.come_back(r.at(0), frame, page_bytes);
+    CHECK(r.read(3).code == errc::not_mapped);
+    REQUIRE(r.one.copy(got.data(), r.pointer(0), got.size()));
+    CHECK(got[7] == 'y');
+    CHECK(r.one.is_valid());
+    // The mapping at slot 3 ends, and another frame comes there.
+    r.port.end_loan(r.at(3), frame, page_bytes);
+    const port_frame other = r.create();
+    REQUIRE(r.port.map(r.at(3), other, page_bytes));
+    REQUIRE(r.one.copy(r.pointer(3), sent.data(), sent.size()));
+    REQUIRE(r.one.copy(got.data(), r.pointer(0), got.size()));
+    CHECK(got[7] == 'y');
+    r.port.unmap(r.at(0), frame, page_bytes);
+    r.port.unmap(r.at(3), other, page_bytes);
+    CHECK(r.one.is_valid());
+    r.port.drop(frame, page_bytes);
+    r.port.drop(other, page_bytes);
+    r.port.release(r.slots);
+}
+
+TEST_CASE("space_frames: a slot that a copy to come names is not quiet") {
+    rig r;
+    const port_frame frame = r.create();
+    REQUIRE(r.port.map(r.at(0), frame, page_bytes));
+    CHECK(r.port.is_quiet(r.at(0)));
+    queue line = r.one.make_queue(r.device).value();
+    std::atomic<bool> may_end{false};
+    REQUIRE(launch(line, {}, [&may_end](soft::stream& s) {
+        return s.run([&may_end] {
+            while (!may_end.load()) {
+                std::this_thread::yield();
+            }
+        });
+    }));
+    std::vector<char> sent(page_bytes, 'x');
+    REQUIRE(r.one.copy(line, r.pointer(0), sent.data(), sent.size()));
+    CHECK_FALSE(r.port.is_quiet(r.at(0)));
+    may_end = true;
+    REQUIRE(line.synchronize());
+    CHECK(r.port.is_quiet(r.at(0)));
+    r.port.unmap(r.at(0), frame, page_bytes);
+    r.port.drop(frame, page_bytes);
     r.port.release(r.slots);
 }

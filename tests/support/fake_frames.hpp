@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -58,7 +59,7 @@ public:
         std::size_t covered = 0;
         for (; at != slots_.end() && at->first < range.end(); ++at) {
             const va_range common = intersect({at->first, at->second.bytes}, range);
-            if (common.is_empty()) {
+            if (common.is_empty() || at->second.is_lent) {
                 continue;
             }
             covered += common.bytes;
@@ -83,7 +84,7 @@ public:
         std::lock_guard guard{mutex_};
         std::size_t covered = 0;
         for (const auto& [begin, slot] : slots_) {
-            covered += intersect({begin, slot.bytes}, range).bytes;
+            covered += slot.is_lent ? 0 : intersect({begin, slot.bytes}, range).bytes;
         }
         return covered == range.bytes;
     }
@@ -195,7 +196,10 @@ public:
         if (++frame->second.mappings > 1 && !can_alias_) {
             fault("mapped a frame twice");
         }
-        slots_[slot] = {bytes, number_of(one), {}};
+        if (has_owner(number_of(one))) {
+            fault("mapped a frame that another slot has");
+        }
+        slots_[slot] = {bytes, number_of(one), {}, false};
         return {};
     }
     void unmap(address slot, port_frame one, std::size_t bytes) noexcept override {
@@ -234,6 +238,34 @@ public:
         return {};
     }
     [[nodiscard]] bool can_alias() const noexcept override { return can_alias_; }
+    void lend(address slot, port_frame one, std::size_t) noexcept override {
+        std::lock_guard guard{mutex_};
+        const auto at = slots_.find(slot);
+        if (at == slots_.end() || at->second.frame != number_of(one) || at->second.is_lent) {
+            fault("lent what the slot does not have");
+            return;
+        }
+        at->second.is_lent = true;
+    }
+    void come_back(address slot, port_frame one, std::size_t) noexcept override {
+        std::lock_guard guard{mutex_};
+        const auto at = slots_.find(slot);
+        if (at == slots_.end() || at->second.frame != number_of(one) || !at->second.is_lent ||
+            has_owner(number_of(one))) {
+            fault("what came back was not lent, or is another slot's");
+            return;
+        }
+        at->second.is_lent = false;
+    }
+    [[nodiscard]] bool is_quiet(address slot) noexcept override {
+        std::lock_guard guard{mutex_};
+        return loud_.count(slot) == 0;
+    }
+    // Copies to come name the slot.
+    void set_loud(address slot) {
+        std::lock_guard guard{mutex_};
+        loud_.insert(slot);
+    }
 
 private:
     struct reservation {
@@ -249,8 +281,17 @@ private:
         std::size_t bytes = 0;
         std::uintptr_t frame = 0;
         std::map<std::uint32_t, std::uint64_t> users;
+        bool is_lent = false;
     };
 
+    [[nodiscard]] bool has_owner(std::uintptr_t frame) const noexcept {
+        for (const auto& [begin, slot] : slots_) {
+            if (slot.frame == frame && !slot.is_lent) {
+                return true;
+            }
+        }
+        return false;
+    }
     static std::uintptr_t number_of(port_frame one) noexcept {
         return reinterpret_cast<std::uintptr_t>(one.handle);
     }
@@ -270,6 +311,7 @@ private:
     const bool can_alias_;
     std::map<address, reservation> reservations_;
     std::map<address, slot_record> slots_;
+    std::set<address> loud_;
     std::map<std::uintptr_t, frame_record> frames_;
     std::map<std::uint32_t, std::uint64_t> submitted_;
     std::map<std::uint32_t, std::uint64_t> finished_;

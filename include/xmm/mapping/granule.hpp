@@ -159,8 +159,10 @@ struct granule {
             }
         }
         switch (current()) {
-            case residency::released:
-            case residency::untouched: return frame_count == 0 && home == no_slot && !has_mapping();
+            case residency::released: return frame_count == 0 && home == no_slot && !has_mapping();
+            // What an arena's granule lent is mapped there still.
+            case residency::untouched:
+                return frame_count == 0 && home == no_slot && (is_arena || !has_mapping());
             case residency::on_host:
                 return frame_count == 1 && home_frame() != nullptr && home_frame()->is_host;
             case residency::on_device:

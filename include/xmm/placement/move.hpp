@@ -96,7 +96,8 @@ public:
     // With the page lock: an untouched granule gets that frame, whatever it holds, and its node's accessor a
     // mapping of it. On failure neither has the other. On no list: what an arena has, reclaim need not see.
     [[nodiscard]] status give_frame_locked(granule& one, frame_record& given) noexcept {
-        XMM_ASSERT(one.current() == residency::untouched, "a granule with a frame got another");
+        XMM_ASSERT(one.current() == residency::untouched && !one.has_mapping(),
+                   "a granule with a frame got another");
         node& at = space_.at_slot(given.slot);
         given.owner = &one;
         given.backing.zeroed = false;
@@ -119,6 +120,27 @@ public:
         one.home = no_slot;
         one.step_locked(residency_step::discard, residency::untouched);
         return taken;
+    }
+
+    // With the page lock: parts a granule from its one frame, as take_frame_locked; its mappings stay.
+    [[nodiscard]] frame_record& lend_frame_locked(granule& one) noexcept {
+        XMM_ASSERT(one.home_frame() != nullptr && count_frames(one) == 1, "not a single frame");
+        frame_record* lent = unlink_locked(one, one.home);
+        one.home = no_slot;
+        one.step_locked(residency_step::discard, residency::untouched);
+        return *lent;
+    }
+    // With the page lock: the frame that it lent, and that is mapped there still.
+    void take_back_locked(granule& one, frame_record& lent) noexcept {
+        XMM_ASSERT(one.current() == residency::untouched, "a granule with a frame got another");
+        lent.owner = &one;
+        one.frames[lent.slot] = &lent;
+        set_home_locked(one, residency_step::first_touch, lent.slot);
+    }
+    // With the page lock: no mapping is left of what it lent.
+    status end_lent_locked(granule& one) noexcept {
+        XMM_ASSERT(count_frames(one) == 0, "a granule that has a frame");
+        return clear_all_locked(one);
     }
 
     // With the page lock: lets the accessor reach the frame that is nearest to it.

@@ -301,6 +301,12 @@ private:
     status pause(errand& job) noexcept;
     bool pause_release(errand& job) noexcept;
 
+    // Work of the same queue comes in order, so only what looks the slot up when its turn comes is in the way.
+    bool can_lend_locked(const errand& job, const idle_slot& victim,
+                         bool is_finished) const noexcept {
+        return is_finished || (victim.span->user_ == job.own &&
+                               port_->is_quiet(victim.span->slot_begin(victim.slot)));
+    }
     void list_idle_locked(errand& job) noexcept;
     bool claim_locked(const idle_slot& victim, errand& job, port_frame& taken) noexcept;
     void drop_locked(port_frame frame, std::size_t bytes) noexcept {
@@ -526,6 +532,7 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
         job.why = mapped;
         if (!is_created && from.span->is_stale(from.slot)) {
             // It is still mapped where it was: there it stays.
+            port_->come_back(from.span->slot_begin(from.slot), frame, bytes);
             stale_.take_back();
             from.span->frames_[from.slot] = frame;
             from.span->set_mapped(from.slot);
@@ -562,10 +569,12 @@ inline bool device_frames::take_again_locked(slot_span& span, std::size_t slot,
     frame_user& user = *victim.span->user_;
     ticket point;
     port_frame taken;
-    if ((&user != job.own && !user.is_finished(*port_, victim.stamp, point)) ||
+    if (!can_lend_locked(job, victim, user.is_finished(*port_, victim.stamp, point)) ||
         !claim_locked(victim, job, taken)) {
         return false;
     }
+    port_->lend(victim.span->slot_begin(victim.slot), taken, victim.span->slot_bytes());
+    port_->come_back(span.slot_begin(slot), taken, span.slot_bytes());
     stale_.turn(*old, {victim.span, victim.slot, taken, victim.stamp});
     span.frames_[slot] = taken;
     span.stamps_[slot] = 0;
@@ -585,7 +594,7 @@ inline device_frames::outcome device_frames::take_locked(errand& job, idle_slot&
         ticket point;
         const bool is_finished = user.is_finished(*port_, victim.stamp, point);
         const bool is_aliased =
-            (is_finished || &user == job.own) && port_->can_alias() && stale_.has_room();
+            port_->can_alias() && stale_.has_room() && can_lend_locked(job, victim, is_finished);
         if (!is_finished && !is_aliased) {
             note_unfinished(job, point);
             continue;
@@ -594,6 +603,7 @@ inline device_frames::outcome device_frames::take_locked(errand& job, idle_slot&
             continue;
         }
         if (is_aliased) {
+            port_->lend(victim.span->slot_begin(victim.slot), taken, victim.span->slot_bytes());
             stale_.push({victim.span, victim.slot, taken, victim.stamp});
         } else {
             port_->unmap(victim.span->slot_begin(victim.slot), taken, victim.span->slot_bytes());

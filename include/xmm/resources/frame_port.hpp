@@ -47,8 +47,19 @@ public:
     [[nodiscard]] virtual bool is_done(ticket point) noexcept = 0;
     virtual status wait(ticket point) noexcept = 0;
 
-    // One frame may be mapped at several slots at once.
+    // One frame may be mapped at several slots at once. Of these, one has it; at the others it is lent: they count as
+    // slots without memory, and what is mapped there waits for end_loan, or for the frame to come back.
     [[nodiscard]] virtual bool can_alias() const noexcept { return false; }
+    // Of a port that can alias: the slot that has the frame lends it.
+    virtual void lend(address, port_frame, std::size_t) noexcept {}
+    // It has it again; nobody else has.
+    virtual void come_back(address, port_frame, std::size_t) noexcept {}
+    // No work that was submitted before and uses the slot's mapping is unfinished.
+    virtual void end_loan(address slot, port_frame one, std::size_t bytes) noexcept {
+        unmap(slot, one, bytes);
+    }
+    // Nothing that was submitted before needs more of the slot than its mapping.
+    [[nodiscard]] virtual bool is_quiet(address) noexcept { return true; }
 
 protected:
     ~frame_port() = default;

@@ -4,7 +4,8 @@
 // Model    A reservation is an arena: a region fixed on the device, one granule a slot, whose frames come and
 //          go with map and unmap. So its memory is in the logical map as any other: launches name it,
 //          gmemcpy copies it, reports show it; but no fault fills it and no reclaim takes it.
-//          Frames come from the node's pool and go back there, charged to its ledger.
+//          Frames come from the node's pool and go back there, charged to its ledger. A slot that lent its frame has
+//          none for the map, and its device sees it there still.
 // Threads  Any, on distinct slots and frames.
 // Failure  create never reclaims: its caller does, without a lock (reclaimer), and asks again.
 #pragma once
@@ -50,29 +51,31 @@ public:
     }
     // Waits for copies that hold the page, under the lock of the device's frames: see lock_rank::device_frames.
     void unmap(address slot, [[maybe_unused]] port_frame one, std::size_t) noexcept override {
+        with_unheld(slot, [&](granule& page) {
+            must([&] { return moves_.take_frame_locked(page).code() == errc::ok; });
+        });
+    }
+
+    [[nodiscard]] bool can_alias() const noexcept override { return device_.can(ability::alias); }
+    // Waits as unmap does.
+    void lend(address slot, [[maybe_unused]] port_frame one, std::size_t) noexcept override {
+        with_unheld(slot, [&](granule& page) {
+            [[maybe_unused]] frame_record& lent = moves_.lend_frame_locked(page);
+            XMM_ASSERT(&lent == &record_of(one), "lent another frame than it has");
+        });
+    }
+    void come_back(address slot, port_frame one, std::size_t) noexcept override {
         granule* page = space_.find(slot);
-        hold_waiter holders;
-        for (bool is_held = true; is_held;) {
-            is_held = with(page->lock, [&] {
-                if (page->is_held()) {
-                    return true;
-                }
-                result<frame_record*> taken = moves_.take_frame_locked(*page);
-                if (!taken) {
-                    // Once more, as in releases: a neighbour may have gone meanwhile.
-                    result<frame_record*> again = moves_.take_frame_locked(*page);
-                    if (!again) {
-                        // Going on would leave one frame at two places.
-                        detail::assertion_failed("the OS refuses to clear a mapping", __FILE__,
-                                                 __LINE__);
-                    }
-                }
-                return false;
-            });
-            if (is_held) {
-                holders.await(*page);
-            }
-        }
+        with(page->lock, [&] { moves_.take_back_locked(*page, record_of(one)); });
+    }
+    void end_loan(address slot, port_frame, std::size_t) noexcept override {
+        with_unheld(slot, [&](granule& page) {
+            must([&] { return moves_.end_lent_locked(page).is_ok(); });
+        });
+    }
+    // Copies in queue order look their pages up when their turn comes, and have marked them till then.
+    [[nodiscard]] bool is_quiet(address slot) noexcept override {
+        return !space_.find(slot)->is_used();
     }
 
     [[nodiscard]] result<ticket> record(queue_id queue) noexcept override {
@@ -86,6 +89,28 @@ public:
     }
 
 private:
+    template <class Fn>
+    void with_unheld(address slot, Fn&& fn) noexcept {
+        granule* page = space_.find(slot);
+        hold_waiter holders;
+        while (!with(page->lock, [&] {
+            const bool is_free = !page->is_held();
+            if (is_free) {
+                fn(*page);
+            }
+            return is_free;
+        })) {
+            holders.await(*page);
+        }
+    }
+    // Going on without would leave one frame at two places.
+    template <class Fn>
+    void must(Fn&& clear) noexcept {
+        // Once more, as in releases: a neighbour may have gone meanwhile.
+        if (!clear() && !clear()) {
+            detail::assertion_failed("the OS refuses to clear a mapping", __FILE__, __LINE__);
+        }
+    }
     static frame_record& record_of(port_frame one) noexcept {
         return *static_cast<frame_record*>(one.handle);
     }

@@ -101,7 +101,7 @@ private:
         if (!one.span->user_->is_finished(port, one.stamp, until)) {
             return false;
         }
-        port.unmap(one.span->slot_begin(one.slot), one.frame, one.span->slot_bytes());
+        port.end_loan(one.span->slot_begin(one.slot), one.frame, one.span->slot_bytes());
         set(one, false);
         entries_[static_cast<std::size_t>(&one - entries_.data())] = entries_.back();
         entries_.pop_back();

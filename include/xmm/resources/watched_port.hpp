@@ -61,6 +61,19 @@ public:
         return to_.wait(point);
     }
     bool can_alias() const noexcept override { return to_.can_alias(); }
+    void lend(address slot, port_frame one, std::size_t bytes) noexcept override {
+        note_(self_, trace_action::segment_unmap, slot, bytes);
+        to_.lend(slot, one, bytes);
+    }
+    void come_back(address slot, port_frame one, std::size_t bytes) noexcept override {
+        to_.come_back(slot, one, bytes);
+        note_(self_, trace_action::segment_map, slot, bytes);
+    }
+    void end_loan(address slot, port_frame one, std::size_t bytes) noexcept override {
+        const timing watch{counts_, heap_count::device_free};
+        to_.end_loan(slot, one, bytes);
+    }
+    bool is_quiet(address slot) noexcept override { return to_.is_quiet(slot); }
 
 private:
     struct timing {
