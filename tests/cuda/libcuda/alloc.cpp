@@ -379,6 +379,10 @@ SOFT_CUDA_EXPORT CUresult cuMemHostRegister_v2(void* at, std::size_t bytes, unsi
         if (at == nullptr || bytes == 0 || flags > 15 || address > UINTPTR_MAX - bytes) {
             return CUDA_ERROR_INVALID_VALUE;
         }
+        device& current = the_driver().of(*this_thread().current());
+        if (current.attribute(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED) == 0) {
+            return CUDA_ERROR_NOT_SUPPORTED;
+        }
         const bool read_only = (flags & host_register_read_only) != 0;
         {
             const std::scoped_lock hold{memory_lock};
