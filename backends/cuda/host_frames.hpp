@@ -5,13 +5,17 @@
 //          writable, page-locked for the devices as long as it lives; in the second its twin parks (twin.hpp). A
 //          frame is a run of the file, in huge pages where the kernel lets us collapse them; its handle is the
 //          address where its twin parks.
-// Threads  Any. The window's own lock; the kernel and the driver are called without it.
+//          Dropped frames are unlocked, and then emptied, on the locker's thread.
+// Threads  Any. A lock for what was dropped and the window's own, both of rank backend_queue and never together;
+//          the kernel and the driver are called without them.
 // Failure  create() is all or nothing. open() says what is missing here; the driver's handles do then.
 // See      frames.hpp: those handles.
 #pragma once
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -19,6 +23,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <xmm/core/lock.hpp>
 #include <xmm/core/types.hpp>
 #include <xmm/os/host_memory.hpp>
 
@@ -30,10 +35,14 @@ namespace xmm::cuda {
 
 class host_frames {
 public:
-    host_frames(const driver& on, const page_locker& locker, node_id node, int numa,
+    host_frames(const driver& on, page_locker& locker, node_id node, int numa,
                 std::size_t bytes) noexcept
-        : driver_{on}, locker_{locker}, node_{node}, numa_{numa}, bytes_{bytes} {}
+        : driver_{on}, locker_{locker}, node_{node}, numa_{numa}, bytes_{bytes} {
+        burial_.run = [](void* self) noexcept { static_cast<host_frames*>(self)->bury(); };
+        burial_.context = this;
+    }
     ~host_frames() {
+        locker_.drain();
         if (standing_ != nullptr) {
             ::munmap(standing_, 2 * window_bytes());
         }
@@ -66,7 +75,11 @@ public:
 
     // Reads as zero.
     [[nodiscard]] result<frame> create(std::size_t bytes) noexcept {
-        const address at = window_.take(bytes);
+        address at = window_.take(bytes);
+        if (at == 0) {
+            locker_.drain();  // dropped frames hold theirs until they are unlocked
+            at = window_.take(bytes);
+        }
         if (at == 0) {
             return fail(errc::no_memory, "no addresses are left for another frame of this node");
         }
@@ -88,24 +101,58 @@ public:
         }
         return frame{parked(at), at, bytes, node_, true};
     }
-    // What the driver refuses to let go stays as it is, addresses included.
+    // Its memory and addresses are free once the devices' work of the moment is done. What the driver refuses to let
+    // go stays as it is, addresses included.
     void drop(const frame& f) noexcept {
         XMM_ASSERT(owns(f), "dropped a frame of another node");
-        const va_range standing{f.standing, f.bytes};
-        const status unlocked = locker_.unlock(standing);
-        if (unlocked || unlocked.code == errc::device_lost) {
-            empty(standing);
-            window_.give(f.standing, f.bytes);
-        }
+        with(lock_, [&] {
+            dropped& one = dropped_[page_of(f.standing)];
+            one = {static_cast<std::uint32_t>(f.bytes / page_bytes), newest_dropped_};
+            newest_dropped_ = static_cast<std::uint32_t>(page_of(f.standing)) + 1;
+        });
+        locker_.push(burial_);
     }
 
-    // What the frames that live take of the host's memory.
+    // What the frames that live take of the host's memory; waits until dropped ones are gone.
     [[nodiscard]] std::size_t bytes_in_use() const noexcept {
+        locker_.drain();
         struct stat about {};
         return ::fstat(file_, &about) == 0 ? static_cast<std::size_t>(about.st_blocks) * 512 : 0;
     }
 
 private:
+    // By page, of the first page of a frame that was dropped and is locked still.
+    struct dropped {
+        std::uint32_t pages = 0;
+        std::uint32_t next = 0;  // the page of another one, and 1; 0: none
+    };
+
+    [[nodiscard]] std::size_t page_of(address standing) const noexcept {
+        return offset_of(standing) / page_bytes;
+    }
+    // On the locker's thread.
+    void bury() noexcept {
+        while (true) {
+            const va_range standing = with(lock_, [&]() -> va_range {
+                if (newest_dropped_ == 0) {
+                    return {};
+                }
+                const std::uint32_t page = newest_dropped_ - 1;
+                newest_dropped_ = dropped_[page].next;
+                return {window_.range().begin + page * page_bytes,
+                        dropped_[page].pages * page_bytes};
+            });
+            if (standing.is_empty()) {
+                return;
+            }
+            const status unlocked = locker_.unlock_now(standing);
+            if (unlocked || unlocked.code == errc::device_lost) {
+                empty(standing);
+                window_.give(standing.begin, standing.bytes);
+            }
+        }
+    }
+
     [[nodiscard]] std::size_t window_bytes() const noexcept { return window_.range().bytes; }
     [[nodiscard]] address parked(address standing) const noexcept {
         return standing + window_bytes();
@@ -162,6 +209,7 @@ private:
         }
         standing_ = to_pointer(begin);
         window_.assign({begin, bytes});
+        dropped_.assign(bytes / page_bytes, {});
         bind();
         return {};
     }
@@ -253,7 +301,7 @@ private:
     // For devices that see it there.
     [[nodiscard]] status probe_lock(va_range at) const noexcept {
         const status locked = locker_.lock(at);
-        return locked ? locker_.unlock(at) : locked;
+        return locked ? locker_.unlock_now(at) : locked;
     }
     // Whether a device's memory comes to the same addresses, and goes, with the CPU none the wiser.
     [[nodiscard]] bool probe_split(const frame& f, va_range at,
@@ -297,7 +345,7 @@ private:
     }
 
     const driver& driver_;
-    const page_locker& locker_;
+    page_locker& locker_;
     const node_id node_;
     const int numa_;
     const std::size_t bytes_;
@@ -305,6 +353,10 @@ private:
     void* standing_ = nullptr;  // both windows
     bool can_split_ = false;
     address_window window_;
+    page_locker::errand burial_;
+    ranked_mutex<lock_rank::backend_queue> lock_;
+    std::vector<dropped> dropped_;  // under lock_, as is the next
+    std::uint32_t newest_dropped_ = 0;
 };
 
 }  // namespace xmm::cuda

@@ -8,11 +8,13 @@
 //          and loses access by mprotect; devices may see a handle at the same time. For devices that are to see
 //          such a frame, too, the twin is page-locked where it is, for all of them and for writing: to lock it
 //          anew for less or more would mean a gap, in which a launch that is on its way would lose the device.
+//          The lock ends with the last device that leaves, and that takes until the devices' work of the moment is
+//          done. Where it does not end soon, the CPU goes on as if it had, and devices have to wait for the place:
+//          they get busy, and ask again.
 //          While it is being locked the CPU has access: what it does there then is done to the frame.
 //          A host frame that is the driver's handle is mapped as a device's are, and then nobody can see another
 //          one there. The CPU's access to it is granted once; from then on mprotect takes and gives it, too.
-// Threads  Any, on distinct ranges. No lock: records are their range's, the table only grows. The last device's
-//          leave of a frame of our own waits for the devices' work: page_locker.hpp.
+// Threads  Any, on distinct ranges. No lock: records are their range's, the table only grows.
 // Failure  As progress says; what a group of runs had got before it failed is taken back.
 // See      twin.hpp, host_frames.hpp.
 #pragma once
@@ -45,8 +47,9 @@ struct mapping {
     access cpu = access::none;          // what the CPU may do now: to the twin, else to the handle
     access cpu_granted = access::none;  // what the driver's mapping would let it
     bool is_locked = false;             // the twin, for devices: it is what they see, and no handle
+    bool is_leaving = false;            // a twin was locked here, and the end of that is under way
 
-    [[nodiscard]] bool is_empty() const noexcept { return handle == 0 && twin == 0; }
+    [[nodiscard]] bool is_empty() const noexcept { return handle == 0 && twin == 0 && !is_leaving; }
 };
 
 // By page; two levels for 48 bits of addresses. Tables stay until the whole is destroyed.
@@ -139,7 +142,7 @@ public:
     // What a frame is: a device's handle, a host's, or a run of our own memory.
     enum class kind : std::uint8_t { device, host, ours };
 
-    pmap(const driver& on, const page_locker& locker) : driver_{on}, locker_{locker} {}
+    pmap(const driver& on, page_locker& locker) : driver_{on}, locker_{locker} {}
 
     // Before any other call: whether a device's handle and a twin can be at one address.
     void set_split(bool can) noexcept { can_split_ = can; }
@@ -166,6 +169,11 @@ public:
                 }
                 ++done;
                 continue;
+            }
+            if (!who.is_cpu()) {
+                if (const status left = await_leaving(first.va); !left) {
+                    return {done, left};
+                }
             }
             step next = look(who, first);
             const mapping before = *table_.find(first.va.begin);
@@ -247,17 +255,23 @@ public:
     }
 
     [[nodiscard]] bool has_any(va_range range) const noexcept { return table_.has_any(range); }
-    // Sends home what nobody sees any more, but the kernel would not move; before the addresses go.
-    void settle(va_range range) noexcept {
+    // Sends home what nobody sees any more, before the addresses go. False: some of it is leaving still.
+    [[nodiscard]] bool settle(va_range range) noexcept {
+        bool is_over = true;
         for (std::size_t at = 0; at < range.bytes; at += page_bytes) {
             mapping* one = table_.find(range.begin + at);
-            if (one != nullptr && one->pages != 0 && is_idle(*one)) {
-                const va_range whole{range.begin + at, one->pages * page_bytes};
-                (void)twin::take(whole, one->twin, access::none);
-                note_twin(whole,
-                          0);  // its frame's next twin leaves from the mapping that is left there
+            if (one == nullptr || one->pages == 0) {
+                continue;
             }
+            const va_range whole{range.begin + at, one->pages * page_bytes};
+            if (is_idle(*one)) {
+                // Should the kernel not move it: its frame's next twin leaves from the mapping that is there.
+                (void)twin::take(whole, one->twin, access::none);
+                note_twin(whole, 0);
+            }
+            is_over = (!one->is_leaving || (is_over && await_leaving(whole))) && is_over;
         }
+        return is_over;
     }
     // Whether devices can be held to reading, as far as it was tried: without it they may write, too.
     [[nodiscard]] bool has_read_only_devices() const noexcept {
@@ -532,7 +546,8 @@ private:
             return unmap(whole);
         }
         if (one.is_locked) {
-            if (const status outcome = unlock(one, whole); !outcome) {
+            // To be asked again would not do: this device has what it has until it gets the other frame.
+            if (const status outcome = note_unlocked(one, locker_.unlock_now(whole)); !outcome) {
                 return outcome;
             }
         }
@@ -629,6 +644,9 @@ private:
     [[nodiscard]] status enter_locked_twin(accessor who, const run& wanted) noexcept {
         mapping& one = find_whole(wanted.va);
         const address parked = wanted.backing.handle;
+        if (const status left = await_leaving(wanted.va); !left) {
+            return left;
+        }
         const bool is_other = one.twin != 0 && one.twin != parked;
         const bool is_in_the_way = one.handle != 0 || is_other;
         if ((is_in_the_way && has_others_locked(who, one)) ||
@@ -672,7 +690,7 @@ private:
         outcome = locker_.lock(whole);
         one.is_locked = outcome.is_ok();
         if (const status closed = twin::protect(whole, cpu); !closed && outcome) {
-            (void)unlock(one, whole);
+            (void)leave(whole);
             outcome = closed;
         }
         if (!outcome && !was_here && twin::take(whole, parked, access::none)) {
@@ -680,9 +698,32 @@ private:
         }
         return outcome;
     }
-    // What a lost device had cannot be had any more, whatever the driver answers.
-    [[nodiscard]] status unlock(mapping& one, va_range whole) noexcept {
+    // Devices see it no more, though the driver may not be done with that.
+    [[nodiscard]] status leave(va_range whole) noexcept {
+        mapping& one = *table_.find(whole.begin);
         const status outcome = locker_.unlock(whole);
+        if (outcome.code != errc::busy) {
+            return note_unlocked(one, outcome);
+        }
+        one.is_leaving = true;
+        return note_unlocked(one, {});
+    }
+    // Before devices see anything else there.
+    [[nodiscard]] status await_leaving(va_range whole) noexcept {
+        mapping& one = *table_.find(whole.begin);
+        if (!one.is_leaving) {
+            return {};
+        }
+        const status outcome = locker_.unlock(whole);
+        if (outcome || outcome.code == errc::device_lost) {
+            one.is_leaving = false;
+            one = one.is_empty() ? mapping{} : one;
+            return {};
+        }
+        return outcome;
+    }
+    // What a lost device had cannot be had any more, whatever the driver answers.
+    [[nodiscard]] static status note_unlocked(mapping& one, status outcome) noexcept {
         if (!outcome && outcome.code != errc::device_lost) {
             return outcome;
         }
@@ -695,7 +736,7 @@ private:
             note_device(who, one, access::none);
             return {};
         }
-        const status outcome = unlock(one, whole);
+        const status outcome = leave(whole);
         if (outcome) {
             send_home_if_idle(one, whole);
         }
@@ -703,7 +744,7 @@ private:
     }
 
     const driver& driver_;
-    const page_locker& locker_;
+    page_locker& locker_;
     bool can_split_ = false;
     mapping_table table_;
     std::atomic<bool> is_device_read_refused_{false};

@@ -71,6 +71,7 @@ public:
                 one.work.close();
             }
         }
+        locker_.drain();
     }
     vmm(const vmm&) = delete;
     vmm& operator=(const vmm&) = delete;
@@ -154,9 +155,12 @@ public:
         }
         return found;
     }
-    // Nothing is mapped there any more.
+    // Nothing is mapped there any more. Where host frames are leaving still, a thread waits until they have.
     void va_release(va_range range) noexcept {
-        mappings_.settle(range);
+        if (!mappings_.settle(range)) {
+            release_later(range);
+            return;
+        }
         XMM_ASSERT(!mappings_.has_any(range), "released a range that is still mapped");
         const context_scope nowhere{driver_, frame_context_};
         (void)driver_.call(&driver_api::mem_address_free, CUdeviceptr{range.begin}, range.bytes);
@@ -252,7 +256,6 @@ public:
         const context_scope nowhere{driver_, frame_context_};
         return memory->create(bytes);
     }
-    // A frame of our own: waits for the devices' work, see page_locker.hpp.
     void frame_drop(frame f) noexcept {
         node_memory* memory = find_memory(f.node);
         XMM_ASSERT(memory != nullptr, "dropped a frame of another driver");
@@ -388,6 +391,19 @@ private:
         queue work;
     };
 
+    // Addresses that wait for frames to leave them.
+    struct late_release {
+        page_locker::errand job;
+        vmm* owner = nullptr;
+        va_range range;  // under the owner's lock_; empty: unused
+
+        void run() noexcept {
+            const va_range all = with(owner->lock_, [&] { return range; });
+            owner->va_release(all);  // what left has been unlocked before, by the same thread
+            with(owner->lock_, [&] { range = {}; });
+        }
+    };
+
     vmm(const driver& on, std::span<const node_id> device_ids, std::uint32_t queue_salt)
         : driver_{on},
           device_ids_(device_ids.begin(), device_ids.end()),
@@ -481,6 +497,9 @@ private:
                             "the CUDA device reaches page-locked memory at other addresses");
             }
         }
+        if (const status started = locker_.start(); !started) {
+            return started;
+        }
         std::vector<std::unique_ptr<node_memory>> made;
         bool can_split = true;
         for (std::size_t i = 0; i < ids.size(); ++i) {
@@ -571,6 +590,24 @@ private:
         }
         return memories_[0]->node();
     }
+    // Once the errands before it are done. With all slots taken the addresses are lost.
+    void release_later(va_range range) noexcept {
+        late_release* const one = with(lock_, [&]() -> late_release* {
+            for (late_release& each : late_) {
+                if (each.range.is_empty()) {
+                    each.range = range;
+                    return &each;
+                }
+            }
+            return nullptr;
+        });
+        if (one != nullptr) {
+            one->owner = this;
+            one->job.context = one;
+            one->job.run = [](void* self) noexcept { static_cast<late_release*>(self)->run(); };
+            locker_.push(one->job);
+        }
+    }
     // Where one call must not go on: at the first address of what may be another host frame of our own.
     [[nodiscard]] bool is_seam(address at) const noexcept {
         if (at % page_bytes != 0) {
@@ -646,7 +683,7 @@ private:
     const std::vector<node_id> device_ids_;
     const std::uint32_t queue_salt_;
     std::vector<std::unique_ptr<device>> devices_;  // (C) once built, as are the next seven
-    const page_locker locker_{driver_, devices_};
+    page_locker locker_{driver_, devices_};
     std::vector<std::unique_ptr<call_thread>> calls_;     // one a device
     std::vector<std::unique_ptr<node_memory>> memories_;  // hosts first, then devices
     std::vector<int> host_numa_;
@@ -655,7 +692,8 @@ private:
     abilities abilities_;
     pmap mappings_;
     std::atomic<bool> are_hosts_open_{false};
-    ranked_mutex<lock_rank::backend_queue> lock_;  // of the queues' slots
+    ranked_mutex<lock_rank::backend_queue> lock_;  // of the queues' slots, and of late_
+    std::array<late_release, 64> late_;
     std::unique_ptr<std::array<queue_slot, slot_count>> slots_;
 };
 

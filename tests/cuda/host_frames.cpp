@@ -573,6 +573,77 @@ TEST_CASE("host frames: where they do not work, host frames are the driver's, an
     }
 }
 
+TEST_CASE(
+    "host frames: one that leaves a device at work holds up nobody, and gives its place up later") {
+    if (test::is_skipped()) {
+        return;
+    }
+    cuda_rig r;
+    XMM_NEEDS_OWN_FRAMES(r)
+    const va_range va = r.reserve(1);
+    const va_range other_va = r.reserve(1);
+    const frame ours = r.create(r.host);
+    const frame more = r.create(r.host);
+    const frame theirs = r.create(r.device);
+    r.fill(ours.standing, 1, page_bytes);
+    r.fill(theirs.standing, 2, page_bytes);
+    r.fill(more.standing, 3, page_bytes);
+    REQUIRE(r.enter(r.device, va, ours, access::read_write));
+    REQUIRE(r.enter(r.device, other_va, more, access::read_write));
+    REQUIRE(r.enter(r.host, va, ours, access::read));
+
+    std::atomic<bool> may_go{false};
+    auto held = r.b.call(
+        r.queue,
+        [](void* go) noexcept {
+            while (!static_cast<std::atomic<bool>*>(go)->load()) {
+                std::this_thread::yield();
+            }
+        },
+        &may_go);
+    REQUIRE(held);
+    REQUIRE(r.clear(r.device, va));
+    REQUIRE(r.clear(r.device, other_va));
+    if (r.soft) {  // another driver may not wait for a host function
+        CHECK(r.enter(r.device, va, theirs, access::read).code == errc::busy);
+        CHECK(r.enter(r.device, va, ours, access::read).code == errc::busy);
+    }
+    CHECK(word_at(va.begin) == 1);
+    REQUIRE(r.enter(r.host, va, more, access::read));  // the CPU may have another one there
+    CHECK(word_at(va.begin) == 3);
+    REQUIRE(r.enter(r.host, va, ours, access::read_write));  // the CPU stays what it is
+    word_at(va.begin) = 4;
+    REQUIRE(r.clear(r.host, va));
+    r.b.va_release(other_va);
+    const frame dropped = r.create(r.host);
+    r.b.frame_drop(dropped);
+    may_go = true;
+    REQUIRE(r.b.wait(*held));
+
+    status entered;
+    for (int i = 0; i < 1000; ++i) {
+        entered = r.enter(r.device, va, theirs, access::read);
+        if (entered.code != errc::busy) {
+            break;
+        }
+    }
+    REQUIRE(entered);
+    CHECK(r.load(va.begin) == 2);
+    REQUIRE(r.enter(r.host, va, ours, access::read));
+    CHECK(word_at(va.begin) == 4);
+    REQUIRE(r.clear(r.device, va));
+    REQUIRE(r.clear(r.host, va));
+    CHECK(r.b.bytes_in_use(r.host) == 2 * page_bytes);  // which waits for what leaves
+    auto again =
+        r.b.va_examine(other_va, page_bytes);  // its addresses are the driver's to give once more
+    REQUIRE(again);
+    r.b.va_release(*again);
+    r.b.va_release(va);
+    for (const frame& one : {ours, more, theirs}) {
+        r.b.frame_drop(one);
+    }
+}
+
 TEST_CASE("host frames: a driver with one view for all still has them, and refuses a second view") {
     if (test::is_skipped()) {
         return;

@@ -226,6 +226,53 @@ TEST_CASE("the policy `mapped`: a kernel works on host pages where they are, bes
     REQUIRE(r.of.unmap(data));
 }
 
+TEST_CASE(
+    "a page that a device has in place moves while work waits for a function that needs the page") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r{32_MiB, "mapped"};
+    queue line = r.make_queue();
+    std::uint64_t* data = r.map(2_MiB);
+    std::uint64_t* other = r.map(2_MiB);
+    data[0] = 1;
+    other[0] = 2;
+    REQUIRE(r.store(line, data + 1, 5));  // now it is mapped there
+    REQUIRE(r.store(line, other + 1, 6));
+    CHECK(r.home(data) == r.host);
+    struct touch {
+        std::atomic<bool> may_go{false};
+        std::uint64_t* data;
+    } later{{}, data};
+    auto held = r.driver->call(
+        line.id(),
+        [](void* self) noexcept {
+            auto& mine = *static_cast<touch*>(self);
+            while (!mine.may_go.load()) {
+                std::this_thread::yield();
+            }
+            mine.data[2] = 7;  // brings the page back, or waits until that can be
+        },
+        &later);
+    REQUIRE(held);
+    std::thread mover{[&] {
+        CHECK(r.of.advise(r.device, data, 2_MiB, advice::preferred));
+        CHECK(r.of.advise(r.device, data, 2_MiB, advice::will_need));
+        CHECK(r.of.unmap(other));
+    }};
+    std::this_thread::sleep_for(std::chrono::milliseconds{20});
+    later.may_go = true;
+    mover.join();
+    CHECK(line.wait(*held));
+    std::uint64_t seen = 0;
+    REQUIRE(r.load(line, data + 2, seen));
+    CHECK(seen == 7);
+    CHECK(data[0] == 1);
+    CHECK(data[1] == 5);
+    CHECK(r.of.is_valid());
+    REQUIRE(r.of.unmap(data));
+}
+
 TEST_CASE("gmemcpy between unified pointers, plain memory, and in a queue's order") {
     if (is_skipped()) {
         return;
