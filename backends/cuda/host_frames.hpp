@@ -15,7 +15,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <vector>
+#include <cstdlib>
+#include <memory>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -75,11 +76,7 @@ public:
 
     // Reads as zero.
     [[nodiscard]] result<frame> create(std::size_t bytes) noexcept {
-        address at = window_.take(bytes);
-        if (at == 0) {
-            locker_.drain();  // dropped frames hold theirs until they are unlocked
-            at = window_.take(bytes);
-        }
+        const address at = window_.take(bytes);
         if (at == 0) {
             return fail(errc::no_memory, "no addresses are left for another frame of this node");
         }
@@ -209,7 +206,11 @@ private:
         }
         standing_ = to_pointer(begin);
         window_.assign({begin, bytes});
-        dropped_.assign(bytes / page_bytes, {});
+        // calloc: of a large host's, little is ever used.
+        dropped_.reset(static_cast<dropped*>(std::calloc(bytes / page_bytes, sizeof(dropped))));
+        if (dropped_ == nullptr) {
+            return fail(errc::no_memory, "no memory to keep account of host frames");
+        }
         bind();
         return {};
     }
@@ -355,7 +356,8 @@ private:
     address_window window_;
     page_locker::errand burial_;
     ranked_mutex<lock_rank::backend_queue> lock_;
-    std::vector<dropped> dropped_;  // under lock_, as is the next
+    std::unique_ptr<dropped[], decltype(&std::free)> dropped_{
+        nullptr, &std::free};  // under lock_, as is the next
     std::uint32_t newest_dropped_ = 0;
 };
 

@@ -192,7 +192,8 @@ public:
             while (next != step::nothing && last < runs.size() &&
                    runs[last].va.begin == all.end() && runs[last].who == first.who &&
                    can_share_a_call(who, kind_of(runs[last].backing)) &&
-                   table_.reserve(runs[last].va) && look(who, runs[last]) == next) {
+                   table_.reserve(runs[last].va) && !find_whole(runs[last].va).is_leaving &&
+                   look(who, runs[last]) == next) {
                 all.bytes += runs[last++].va.bytes;
             }
             const std::span<const run> group = runs.subspan(done, last - done);

@@ -580,7 +580,9 @@ TEST_CASE(
     }
     cuda_rig r;
     XMM_NEEDS_OWN_FRAMES(r)
-    const va_range va = r.reserve(1);
+    const va_range all = r.reserve(2);
+    const va_range first = page_of(all, 0);
+    const va_range va = page_of(all, 1);
     const va_range other_va = r.reserve(1);
     const frame ours = r.create(r.host);
     const frame more = r.create(r.host);
@@ -607,6 +609,13 @@ TEST_CASE(
     if (r.soft) {  // another driver may not wait for a host function
         CHECK(r.enter(r.device, va, theirs, access::read).code == errc::busy);
         CHECK(r.enter(r.device, va, ours, access::read).code == errc::busy);
+        const frame beside = r.create(r.device);
+        const run both[] = {{first, beside, access::read}, {va, theirs, access::read}};
+        const progress some = r.b.pmap_enter(r.device, both);
+        CHECK(some.done == 1);
+        CHECK(some.outcome.code == errc::busy);
+        CHECK(r.clear(r.device, first));
+        r.b.frame_drop(beside);
     }
     CHECK(word_at(va.begin) == 1);
     REQUIRE(r.enter(r.host, va, more, access::read));  // the CPU may have another one there
@@ -638,7 +647,7 @@ TEST_CASE(
         r.b.va_examine(other_va, page_bytes);  // its addresses are the driver's to give once more
     REQUIRE(again);
     r.b.va_release(*again);
-    r.b.va_release(va);
+    r.b.va_release(all);
     for (const frame& one : {ours, more, theirs}) {
         r.b.frame_drop(one);
     }
