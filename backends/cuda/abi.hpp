@@ -104,6 +104,7 @@ enum CUdevice_attribute : unsigned {
     CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY = 83,
     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS = 88,
     CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS = 89,
+    CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91,
     CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED = 99,
     CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES = 100,
     CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST = 101,
@@ -212,9 +213,10 @@ enum CUevent_flags : unsigned {
 };
 enum CUmemAttach_flags : unsigned { CU_MEM_ATTACH_GLOBAL = 1, CU_MEM_ATTACH_HOST = 2 };
 enum CUipcMem_flags : unsigned { CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1 };
-inline constexpr unsigned host_alloc_portable = 1;      // CU_MEMHOSTALLOC_PORTABLE
-inline constexpr unsigned host_register_portable = 1;   // CU_MEMHOSTREGISTER_PORTABLE
-inline constexpr unsigned host_register_read_only = 8;  // CU_MEMHOSTREGISTER_READ_ONLY
+inline constexpr unsigned host_alloc_portable = 1;       // CU_MEMHOSTALLOC_PORTABLE
+inline constexpr unsigned host_register_portable = 1;    // CU_MEMHOSTREGISTER_PORTABLE
+inline constexpr unsigned host_register_device_map = 2;  // CU_MEMHOSTREGISTER_DEVICEMAP
+inline constexpr unsigned host_register_read_only = 8;   // CU_MEMHOSTREGISTER_READ_ONLY
 inline constexpr std::uint64_t get_proc_address_default = 0;
 inline constexpr std::uint64_t get_proc_address_legacy_stream = 1;
 inline constexpr std::uintptr_t stream_legacy = 1;      // CU_STREAM_LEGACY, as a number

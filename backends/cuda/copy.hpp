@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // copy.hpp - memcpy and zero: batches as calls of the driver.
 //
-// Model    What lies in a row on both sides is one call. Addresses are standing ones or plain host memory;
-//          the driver tells them apart. Plain memory that is not page-locked is staged by the driver, and the
-//          calling thread works for it.
+// Model    What lies in a row on both sides is one call, except across a seam: the driver refuses a copy from one
+//          page-locked piece of memory into the next, so is_seam(address) says where one may begin. Addresses are
+//          standing ones or plain host memory; the driver tells them apart. Plain memory that is not page-locked is
+//          staged by the driver, and the calling thread works for it.
 // Failure  The first refusal; what is in the stream by then is in the stream.
 #pragma once
 
@@ -15,13 +16,15 @@
 
 namespace xmm::cuda {
 
-[[nodiscard]] inline status enqueue_copies(const driver& on, CUstream stream,
-                                           std::span<const piece> pieces) noexcept {
+template <class IsSeam>
+[[nodiscard]] status enqueue_copies(const driver& on, CUstream stream,
+                                    std::span<const piece> pieces, IsSeam&& is_seam) noexcept {
     for (std::size_t i = 0; i < pieces.size();) {
         piece all = pieces[i++];
         XMM_ASSERT(all.to.bytes == all.from.bytes, "both sides of a copy are equally long");
         for (; i < pieces.size() && pieces[i].to.begin == all.to.end() &&
-               pieces[i].from.begin == all.from.end();
+               pieces[i].from.begin == all.from.end() && !is_seam(pieces[i].to.begin) &&
+               !is_seam(pieces[i].from.begin);
              ++i) {
             all.to.bytes += pieces[i].to.bytes;
             all.from.bytes += pieces[i].from.bytes;
@@ -38,11 +41,13 @@ namespace xmm::cuda {
     return {};
 }
 
-[[nodiscard]] inline status enqueue_zeros(const driver& on, CUstream stream,
-                                          std::span<const va_range> ranges) noexcept {
+template <class IsSeam>
+[[nodiscard]] status enqueue_zeros(const driver& on, CUstream stream,
+                                   std::span<const va_range> ranges, IsSeam&& is_seam) noexcept {
     for (std::size_t i = 0; i < ranges.size();) {
         va_range all = ranges[i++];
-        for (; i < ranges.size() && ranges[i].begin == all.end(); ++i) {
+        for (; i < ranges.size() && ranges[i].begin == all.end() && !is_seam(ranges[i].begin);
+             ++i) {
             all.bytes += ranges[i].bytes;
         }
         const CUdeviceptr at{all.begin};

@@ -3,37 +3,42 @@
 //
 // Model    A node has a window of device addresses, several times its size. A frame is one handle, mapped
 //          there for every device that can reach it for as long as it lives, and for no CPU: the driver's
-//          copies need none. What is created in a row lies in a row.
-// Threads  Any. One lock guards the bitmap of the window: rank backend_queue; the driver is called
-//          without it.
-// Failure  create() is all or nothing. open() says why no frame can ever be made here.
+//          copies need none. What is created in a row lies in a row. A host's frames are memory of our own
+//          instead, where that works: then all is handed on.
+// Threads  Any. The window's own lock; the driver is called without it.
+// Failure  create() is all or nothing. state() says why no frame can ever be made here.
+// See      host_frames.hpp: memory of our own.
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
-#include <new>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include <xmm/core/lock.hpp>
 #include <xmm/core/types.hpp>
 
+#include "address_window.hpp"
 #include "device.hpp"
+#include "host_frames.hpp"
 
 namespace xmm::cuda {
 
-// Runs of pages in one reservation of the driver's; next fit.
-class address_window {
+// A reservation of the driver's, and which of its pages are in use.
+class reserved_window : public address_window {
 public:
-    explicit address_window(const driver& on) noexcept : driver_{on} {}
-    ~address_window() {
-        if (!range_.is_empty()) {
-            (void)driver_.call(&driver_api::mem_address_free, CUdeviceptr{range_.begin},
-                               range_.bytes);
+    explicit reserved_window(const driver& on) noexcept : driver_{on} {}
+    ~reserved_window() {
+        if (!range().is_empty()) {
+            (void)driver_.call(&driver_api::mem_address_free, CUdeviceptr{range().begin},
+                               range().bytes);
         }
     }
-    address_window(const address_window&) = delete;
-    address_window& operator=(const address_window&) = delete;
+    reserved_window(const reserved_window&) = delete;
+    reserved_window& operator=(const reserved_window&) = delete;
 
     // Takes less, down to an eighth, where the driver has less. Throws std::bad_alloc.
     [[nodiscard]] status open(std::size_t bytes) {
@@ -44,83 +49,16 @@ public:
             outcome = driver_.call(&driver_api::mem_address_reserve, &at, bytes, page_bytes,
                                    CUdeviceptr{0}, 0ull);
             if (outcome) {
-                range_ = {address{at}, bytes};
-                used_.assign((bytes / page_bytes + 63) / 64, 0);
+                assign({address{at}, bytes});
                 return {};
             }
         }
         return fail(errc::no_memory, "the CUDA driver has no addresses for frames",
                     outcome.driver_code);
     }
-    [[nodiscard]] va_range range() const noexcept { return range_; }
-
-    // 0 if no run of that many bytes is free.
-    [[nodiscard]] address take(std::size_t bytes) noexcept {
-        const std::size_t pages = bytes / page_bytes;
-        std::lock_guard hold{lock_};
-        std::size_t first = find_run(cursor_, page_count(), pages);
-        if (first == page_count()) {
-            first = find_run(0, page_count(), pages);
-        }
-        if (first == page_count()) {
-            return 0;
-        }
-        mark(first, pages);
-        cursor_ = first + pages;
-        return range_.begin + first * page_bytes;
-    }
-    void give(address at, std::size_t bytes) noexcept {
-        std::lock_guard hold{lock_};
-        XMM_ASSERT(is_used((at - range_.begin) / page_bytes), "a frame was dropped twice");
-        mark((at - range_.begin) / page_bytes, bytes / page_bytes);
-    }
-    // visit(va_range) for each stretch that is in use.
-    template <class Visit>
-    void for_each_run(Visit&& visit) noexcept {
-        std::lock_guard hold{lock_};
-        for (std::size_t page = 0; page < page_count();) {
-            std::size_t end = page;
-            while (end < page_count() && is_used(end)) {
-                ++end;
-            }
-            if (end != page) {
-                visit(va_range{range_.begin + page * page_bytes, (end - page) * page_bytes});
-            }
-            page = end + 1;
-        }
-    }
 
 private:
-    [[nodiscard]] std::size_t page_count() const noexcept { return range_.bytes / page_bytes; }
-    [[nodiscard]] bool is_used(std::size_t page) const noexcept {
-        return (used_[page / 64] >> (page % 64) & 1) != 0;
-    }
-    void mark(std::size_t first, std::size_t pages) noexcept {
-        for (std::size_t page = first; page < first + pages; ++page) {
-            used_[page / 64] ^= std::uint64_t{1} << (page % 64);
-        }
-    }
-    [[nodiscard]] std::size_t find_run(std::size_t from, std::size_t to,
-                                       std::size_t pages) const noexcept {
-        for (std::size_t at = from, run = 0; at < to; ++at) {
-            if (at % 64 == 0 && used_[at / 64] == ~std::uint64_t{0}) {
-                run = 0;
-                at += 63;
-                continue;
-            }
-            run = is_used(at) ? 0 : run + 1;
-            if (run == pages) {
-                return at + 1 - pages;
-            }
-        }
-        return page_count();
-    }
-
     const driver& driver_;
-    va_range range_;  // (C) once open
-    ranked_mutex<lock_rank::backend_queue> lock_;
-    std::vector<std::uint64_t> used_;  // under lock_, as is the next
-    std::size_t cursor_ = 0;
 };
 
 struct memory_options {
@@ -147,6 +85,13 @@ public:
         about_.allocFlags.gpuDirectRDMACapable = options.may_rdma ? 1 : 0;
         state_ = open();
     }
+    // A host whose frames those are; they are open.
+    node_memory(const driver& on, const memory_options& options, std::unique_ptr<host_frames> ours)
+        : driver_{on},
+          node_{options.node},
+          bytes_{options.bytes},
+          ours_{std::move(ours)},
+          window_{on} {}
     node_memory(const node_memory&) = delete;
     node_memory& operator=(const node_memory&) = delete;
 
@@ -160,10 +105,15 @@ public:
     [[nodiscard]] bool is_rdma_capable() const noexcept {
         return about_.allocFlags.gpuDirectRDMACapable != 0;
     }
+    // Null where frames are the driver's handles.
+    [[nodiscard]] const host_frames* ours() const noexcept { return ours_.get(); }
 
     [[nodiscard]] result<frame> create(std::size_t bytes) noexcept {
         if (!state_) {
             return state_;
+        }
+        if (ours_ != nullptr) {
+            return ours_->create(bytes);
         }
         if (bytes % granularity_ != 0) {
             return fail(errc::unsupported, "this device's frames are larger than a page");
@@ -188,6 +138,10 @@ public:
     }
     // What the driver refuses to take back after the loss of a device stays as it is, addresses included.
     void drop(const frame& f) noexcept {
+        if (ours_ != nullptr) {
+            ours_->drop(f);
+            return;
+        }
         XMM_ASSERT(window_.range().contains(f.standing), "dropped a frame of another node");
         if (driver_.call(&driver_api::mem_unmap, CUdeviceptr{f.standing}, f.bytes)) {
             window_.give(f.standing, f.bytes);
@@ -195,8 +149,12 @@ public:
         (void)driver_.call(&driver_api::mem_release, CUmemGenericAllocationHandle{f.handle});
     }
 
-    // Lets the CPU reach the standing addresses, of frames to come as well: once no device is left to copy.
+    // Lets the CPU reach the standing addresses, of frames to come as well: once no device is left to copy. Those
+    // of our own it always does.
     void open_to_cpu() noexcept {
+        if (ours_ != nullptr) {
+            return;
+        }
         is_open_to_cpu_.store(true, std::memory_order_seq_cst);  // before the walk: see stand()
         window_.for_each_run([&](va_range run) { grant_cpu(run); });
     }
@@ -275,10 +233,11 @@ private:
     const node_id node_;
     const std::size_t bytes_;
     const std::vector<CUmemLocation> reached_by_;
+    const std::unique_ptr<host_frames> ours_;
     CUmemAllocationProp about_{};  // (C) once open, as are the next two
     std::size_t granularity_ = page_bytes;
     status state_;
-    address_window window_;
+    reserved_window window_;
     std::atomic<bool> is_open_to_cpu_{false};
 };
 

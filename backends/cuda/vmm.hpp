@@ -2,8 +2,8 @@
 // vmm.hpp - CUDA devices whose frames we create and map ourselves, behind the operators of a backend.
 //
 // Model    One object for any number of devices and the host nodes beside them, over the driver API. Frames
-//          are handles of the driver, on a device or on a host's NUMA node; addresses are reservations of the
-//          driver's. Kernels are launched beside the backend: launcher.hpp.
+//          of a device are handles of the driver; those of a host are shared memory of our own, or handles, too,
+//          where that does not work here. Addresses are reservations of the driver's. Kernels are launched beside the backend: launcher.hpp.
 // Threads  Any thread may call any operator, with ranks above backend_queue held. The last call has returned
 //          before the destructor starts; it lets the submitted work finish.
 // Failure  As concepts/backend.hpp says. open() says why there is nothing to drive. A child of fork must not
@@ -24,6 +24,8 @@
 #include "copy.hpp"
 #include "device.hpp"
 #include "frames.hpp"
+#include "host_frames.hpp"
+#include "page_locker.hpp"
 #include "pmap.hpp"
 #include "queue.hpp"
 
@@ -36,6 +38,8 @@ struct vmm_options {
     std::span<const std::size_t> host_bytes;
     // Goes into the queue ids (12 bits): drivers that live at the same time need different ones.
     std::uint32_t queue_salt = 1;
+    // Host frames are handles of the driver also where memory of our own would do: to compare the two.
+    bool has_host_handles = false;
 };
 
 class vmm {
@@ -67,6 +71,7 @@ public:
                 one.work.close();
             }
         }
+        locker_.drain();
     }
     vmm(const vmm&) = delete;
     vmm& operator=(const vmm&) = delete;
@@ -87,10 +92,13 @@ public:
         about.able = abilities_;
         const device* one = find_device(node);
         if (one == nullptr) {
-            std::snprintf(about.name.data(), about.name.size(), "host memory %d", node.value);
-            // Page-locking fresh memory goes at 4.5 GB/s a thread, a twelfth of the link's rate.
+            const bool is_ours = memory->ours() != nullptr;
+            std::snprintf(about.name.data(), about.name.size(), "host memory %d, %s", node.value,
+                          is_ours ? "shared memory" : "the driver's handles");
+            // Page-locking fresh memory goes at 4.5 GB/s a thread, a twelfth of the link's rate; of either kind.
             about.kept_bytes = std::max(about.kept_bytes, about.bytes / 4);
-            about.is_lowering_dear = true;  // mprotect: 0.4 ms for 32 MiB; to unmap them: 0.9 ms
+            // The driver's, 32 MiB: 0.4 ms by mprotect, 0.9 to unmap them. Ours are in huge pages: microseconds.
+            about.is_lowering_dear = !is_ours;
             return about;
         }
         if (!memory->state()) {
@@ -147,8 +155,12 @@ public:
         }
         return found;
     }
-    // Nothing is mapped there any more.
+    // Nothing is mapped there any more. Where host frames are leaving still, a thread waits until they have.
     void va_release(va_range range) noexcept {
+        if (!mappings_.settle(range)) {
+            release_later(range);
+            return;
+        }
         XMM_ASSERT(!mappings_.has_any(range), "released a range that is still mapped");
         const context_scope nowhere{driver_, frame_context_};
         (void)driver_.call(&driver_api::mem_address_free, CUdeviceptr{range.begin}, range.bytes);
@@ -174,10 +186,14 @@ public:
     }
 
     [[nodiscard]] result<ticket> memcpy(queue_id id, std::span<const piece> pieces) noexcept {
-        return submit(id, [&](CUstream stream) { return enqueue_copies(driver_, stream, pieces); });
+        const auto seam = [this](address at) { return is_seam(at); };
+        return submit(
+            id, [&](CUstream stream) { return enqueue_copies(driver_, stream, pieces, seam); });
     }
     [[nodiscard]] result<ticket> zero(queue_id id, std::span<const va_range> ranges) noexcept {
-        return submit(id, [&](CUstream stream) { return enqueue_zeros(driver_, stream, ranges); });
+        const auto seam = [this](address at) { return is_seam(at); };
+        return submit(
+            id, [&](CUstream stream) { return enqueue_zeros(driver_, stream, ranges, seam); });
     }
     // Tickets of queues that are gone, and of other drivers, are reached.
     [[nodiscard]] bool is_done(ticket point) const noexcept {
@@ -225,7 +241,7 @@ public:
 
     // ---- owns_frames
 
-    // bytes is a whole number of pages, at most largest_frame_bytes. What it reads as is undefined.
+    // bytes is a whole number of pages, at most largest_frame_bytes. A handle's contents are undefined.
     [[nodiscard]] result<frame> frame_create(node_id node, std::size_t bytes) noexcept {
         XMM_ASSERT(bytes != 0 && bytes % page_bytes == 0 && bytes <= largest_frame_bytes,
                    "a frame is a whole number of pages, at most largest_frame_bytes");
@@ -254,7 +270,10 @@ public:
         }
         const context_scope nowhere{driver_, frame_context_};
         return mappings_.enter(accessor_of(node), runs, [&](const frame& backing) {
-            return find_device(backing.node) == nullptr;
+            if (find_device(backing.node) != nullptr) {
+                return pmap::kind::device;
+            }
+            return has_own_host_frames() ? pmap::kind::ours : pmap::kind::host;
         });
     }
     // Ranges without a mapping are passed over.
@@ -322,6 +341,9 @@ public:
     // others use it.
     [[nodiscard]] result<int> export_frame(const frame& f) const noexcept {
         const node_memory* memory = find_memory(f.node);
+        if (memory != nullptr && memory->ours() != nullptr) {
+            return fail(errc::unsupported, "host frames are this process's own memory: no handle");
+        }
         if (memory == nullptr || !memory->is_exportable()) {
             return fail(errc::unsupported, "frames of this node cannot be exported");
         }
@@ -341,9 +363,22 @@ public:
         const device* one = find_device(node);
         return one != nullptr && one->is_lost();
     }
-    // False: a device that enters a frame for reading could write it, since the driver knows no less.
+    // False: a device that enters a frame for reading could write it, since the driver knows no less. Host frames of
+    // our own it could write in any case.
     [[nodiscard]] bool has_read_only_devices() const noexcept {
         return mappings_.has_read_only_devices();
+    }
+    // Whether host frames are shared memory of our own: all of them are, or none.
+    [[nodiscard]] bool has_own_host_frames() const noexcept {
+        return memories_[0]->ours() != nullptr;
+    }
+    // Why they are not; ok if they are, or were not asked for.
+    [[nodiscard]] status why_no_own_host_frames() const noexcept { return own_host_state_; }
+    // What a host's frames take of its memory; 0 where they are handles.
+    [[nodiscard]] std::size_t bytes_in_use(node_id node) const noexcept {
+        const node_memory* memory = find_memory(node);
+        const host_frames* ours = memory == nullptr ? nullptr : memory->ours();
+        return ours == nullptr ? 0 : ours->bytes_in_use();
     }
 
 private:
@@ -356,11 +391,24 @@ private:
         queue work;
     };
 
+    // Addresses that wait for frames to leave them.
+    struct late_release {
+        page_locker::errand job;
+        vmm* owner = nullptr;
+        va_range range;  // under the owner's lock_; empty: unused
+
+        void run() noexcept {
+            const va_range all = with(owner->lock_, [&] { return range; });
+            owner->va_release(all);  // what left has been unlocked before, by the same thread
+            with(owner->lock_, [&] { range = {}; });
+        }
+    };
+
     vmm(const driver& on, std::span<const node_id> device_ids, std::uint32_t queue_salt)
         : driver_{on},
           device_ids_(device_ids.begin(), device_ids.end()),
           queue_salt_{queue_salt & 0xfff},
-          mappings_{on},
+          mappings_{on, locker_},
           slots_{std::make_unique<std::array<queue_slot, slot_count>>()} {}
 
     status build(std::span<const CUdevice> ordinals, std::span<const node_id> host_ids,
@@ -410,6 +458,16 @@ private:
     }
     void build_hosts(std::span<const node_id> ids, std::span<const CUmemLocation> reached_by,
                      const vmm_options& options) {
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            const int numa = i < options.host_numa.size() ? options.host_numa[i] : 0;
+            host_numa_.push_back(std::max(numa, 0));
+        }
+        if (!options.has_host_handles) {
+            own_host_state_ = build_own_hosts(ids, options);
+            if (own_host_state_) {
+                return;
+            }
+        }
         bool is_able = true;
         bool may_export = true;
         for (const auto& one : devices_) {
@@ -420,9 +478,7 @@ private:
         for (std::size_t i = 0; i < ids.size(); ++i) {
             memory_options wanted;
             wanted.node = ids[i];
-            const int numa = i < options.host_numa.size() ? options.host_numa[i] : 0;
-            host_numa_.push_back(std::max(numa, 0));
-            wanted.where = {CU_MEM_LOCATION_TYPE_HOST_NUMA, std::max(numa, 0)};
+            wanted.where = {CU_MEM_LOCATION_TYPE_HOST_NUMA, host_numa_[i]};
             wanted.bytes = i < options.host_bytes.size() ? options.host_bytes[i] : default_host;
             wanted.reached_by = reached_by;
             wanted.may_export = may_export;
@@ -432,6 +488,39 @@ private:
         if (is_able) {
             abilities_.add(ability::host_frames);
         }
+    }
+    // All hosts or none, so that what the CPU sees is of one kind everywhere.
+    [[nodiscard]] status build_own_hosts(std::span<const node_id> ids, const vmm_options& options) {
+        for (const auto& one : devices_) {
+            if (!one->has(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM)) {
+                return fail(errc::unsupported,
+                            "the CUDA device reaches page-locked memory at other addresses");
+            }
+        }
+        if (const status started = locker_.start(); !started) {
+            return started;
+        }
+        std::vector<std::unique_ptr<node_memory>> made;
+        bool can_split = true;
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            memory_options wanted;
+            wanted.node = ids[i];
+            wanted.bytes = i < options.host_bytes.size() ? options.host_bytes[i] : default_host;
+            auto ours = std::make_unique<host_frames>(driver_, locker_, wanted.node, host_numa_[i],
+                                                      wanted.bytes);
+            if (const status opened = ours->open(devices_[0]->location()); !opened) {
+                return opened;
+            }
+            can_split = can_split && ours->can_split();
+            made.push_back(std::make_unique<node_memory>(driver_, wanted, std::move(ours)));
+        }
+        memories_ = std::move(made);
+        mappings_.set_split(can_split);
+        abilities_.add(ability::host_frames);
+        if (can_split) {
+            abilities_.add(ability::split_cpu_view);
+        }
+        return {};
     }
     void build_devices(std::span<const CUmemLocation> all) {
         bool are_exportable = true;
@@ -501,6 +590,37 @@ private:
         }
         return memories_[0]->node();
     }
+    // Once the errands before it are done. With all slots taken the addresses are lost.
+    void release_later(va_range range) noexcept {
+        late_release* const one = with(lock_, [&]() -> late_release* {
+            for (late_release& each : late_) {
+                if (each.range.is_empty()) {
+                    each.range = range;
+                    return &each;
+                }
+            }
+            return nullptr;
+        });
+        if (one != nullptr) {
+            one->owner = this;
+            one->job.context = one;
+            one->job.run = [](void* self) noexcept { static_cast<late_release*>(self)->run(); };
+            locker_.push(one->job);
+        }
+    }
+    // Where one call must not go on: at the first address of what may be another host frame of our own.
+    [[nodiscard]] bool is_seam(address at) const noexcept {
+        if (at % page_bytes != 0) {
+            return false;
+        }
+        for (std::size_t i = 0; i < host_numa_.size(); ++i) {
+            const host_frames* ours = memories_[i]->ours();
+            if (ours != nullptr && ours->contains(at)) {
+                return true;
+            }
+        }
+        return false;
+    }
     // Without a device nobody copies for the floors above: the CPU has to, through the standing addresses.
     void open_hosts_if_alone() noexcept {
         for (const auto& one : devices_) {
@@ -562,15 +682,18 @@ private:
     const driver& driver_;
     const std::vector<node_id> device_ids_;
     const std::uint32_t queue_salt_;
-    std::vector<std::unique_ptr<device>> devices_;        // (C) once built, as are the next five
+    std::vector<std::unique_ptr<device>> devices_;  // (C) once built, as are the next seven
+    page_locker locker_{driver_, devices_};
     std::vector<std::unique_ptr<call_thread>> calls_;     // one a device
     std::vector<std::unique_ptr<node_memory>> memories_;  // hosts first, then devices
     std::vector<int> host_numa_;
+    status own_host_state_;
     CUcontext frame_context_ = nullptr;  // current while frames and addresses are dealt with
     abilities abilities_;
     pmap mappings_;
     std::atomic<bool> are_hosts_open_{false};
-    ranked_mutex<lock_rank::backend_queue> lock_;  // of the queues' slots
+    ranked_mutex<lock_rank::backend_queue> lock_;  // of the queues' slots, and of late_
+    std::array<late_release, 64> late_;
     std::unique_ptr<std::array<queue_slot, slot_count>> slots_;
 };
 

@@ -21,7 +21,8 @@ struct cuda_fixture {
         return state.is_ok();
     }
 
-    cuda_fixture() : opened{test::open_cuda(1)} {
+    explicit cuda_fixture(bool has_host_handles = false)
+        : opened{test::open_cuda(1, 1, has_host_handles)} {
         REQUIRE(opened);
         queue = *get().queue_create(device(), queue_priority::normal);
         word = test::cuda_word_mover::make_word(*get().device_of(queue));
@@ -56,6 +57,11 @@ private:
     std::uint64_t* word = nullptr;
 };
 
+// Host frames as the driver's handles.
+struct cuda_handles : cuda_fixture {
+    cuda_handles() : cuda_fixture{true} { CHECK_FALSE(get().has_own_host_frames()); }
+};
+
 // The wrapper keeps the contract too, as long as it has no plan.
 struct wrapped_cuda : cuda_fixture {
     test::faulty_backend<cuda::vmm> wrapper{cuda_fixture::get()};
@@ -64,6 +70,6 @@ struct wrapped_cuda : cuda_fixture {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("the contract of a backend, CUDA", F, cuda_fixture, wrapped_cuda) {
+TEST_CASE_TEMPLATE("the contract of a backend, CUDA", F, cuda_fixture, cuda_handles, wrapped_cuda) {
     contract::check_backend<F>();
 }

@@ -36,8 +36,8 @@ struct rig {
     std::uint64_t* word;
 
     explicit rig(std::size_t budget = 32_MiB, const char* policy = "first_touch",
-                 std::size_t devices = 1)
-        : driver{std::move(test::open_cuda(devices, 77).value())},
+                 std::size_t devices = 1, bool has_host_handles = false)
+        : driver{std::move(test::open_cuda(devices, 77, has_host_handles).value())},
           of{space::create_on(*driver, {.policy = policy}).value()} {
         CHECK(of.set_budget(device, budget));
         queue line = make_queue();
@@ -226,6 +226,53 @@ TEST_CASE("the policy `mapped`: a kernel works on host pages where they are, bes
     REQUIRE(r.of.unmap(data));
 }
 
+TEST_CASE(
+    "a page that a device has in place moves while work waits for a function that needs the page") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r{32_MiB, "mapped"};
+    queue line = r.make_queue();
+    std::uint64_t* data = r.map(2_MiB);
+    std::uint64_t* other = r.map(2_MiB);
+    data[0] = 1;
+    other[0] = 2;
+    REQUIRE(r.store(line, data + 1, 5));  // now it is mapped there
+    REQUIRE(r.store(line, other + 1, 6));
+    CHECK(r.home(data) == r.host);
+    struct touch {
+        std::atomic<bool> may_go{false};
+        std::uint64_t* data;
+    } later{{}, data};
+    auto held = r.driver->call(
+        line.id(),
+        [](void* self) noexcept {
+            auto& mine = *static_cast<touch*>(self);
+            while (!mine.may_go.load()) {
+                std::this_thread::yield();
+            }
+            mine.data[2] = 7;  // brings the page back, or waits until that can be
+        },
+        &later);
+    REQUIRE(held);
+    std::thread mover{[&] {
+        CHECK(r.of.advise(r.device, data, 2_MiB, advice::preferred));
+        CHECK(r.of.advise(r.device, data, 2_MiB, advice::will_need));
+        CHECK(r.of.unmap(other));
+    }};
+    std::this_thread::sleep_for(std::chrono::milliseconds{20});
+    later.may_go = true;
+    mover.join();
+    CHECK(line.wait(*held));
+    std::uint64_t seen = 0;
+    REQUIRE(r.load(line, data + 2, seen));
+    CHECK(seen == 7);
+    CHECK(data[0] == 1);
+    CHECK(data[1] == 5);
+    CHECK(r.of.is_valid());
+    REQUIRE(r.of.unmap(data));
+}
+
 TEST_CASE("gmemcpy between unified pointers, plain memory, and in a queue's order") {
     if (is_skipped()) {
         return;
@@ -282,12 +329,56 @@ TEST_CASE("a user's stream as a queue of the space") {
     CHECK(software->adopt_stream(nullptr).code() == errc::unsupported);
 }
 
-TEST_CASE(
-    "read-mostly pages: one copy at a time is seen, and no kernel loses the one that it reads") {
+TEST_CASE("read-mostly pages: the CPU keeps its copy beside a kernel that reads the device's") {
     if (is_skipped()) {
         return;
     }
     rig r;
+    if (!r.of.describe(r.device)->able.has(ability::split_cpu_view)) {
+        MESSAGE("skipped: one view for all");
+        return;
+    }
+    queue line = r.make_queue();
+    std::uint64_t* data = r.map(2_MiB, {.is_read_mostly = true});
+    data[1] = 5;
+    std::uint64_t seen = 0;
+    const auto faults = [&] { return r.of.statistics().nodes[0].counters.faults; };
+    REQUIRE(r.load(line, data + 1, seen));
+    CHECK(seen == 5);
+    CHECK(data[1] == 5);
+    const std::uint64_t before = faults();
+    for (int round = 0; round < 3; ++round) {
+        REQUIRE(r.load(line, data + 1, seen));
+        CHECK(seen == 5);
+        CHECK(data[1] == 5);
+    }
+    // A kernel that has yet to run has the device's copy, and the CPU its own.
+    std::atomic<bool> may_go{false};
+    auto point = r.load_after(line, data + 1, may_go);
+    REQUIRE(point);
+    CHECK(*static_cast<volatile std::uint64_t*>(data + 1) == 5);
+    CHECK(faults() == before);  // it lost nothing all the time
+    may_go = true;
+    CHECK(line.wait(*point));
+    CHECK(*r.word == 5);
+    CHECK(r.of.statistics().nodes[1].counters.bytes_in == 2_MiB);  // copied once
+
+    data[1] = 6;  // a write ends the copies
+    REQUIRE(r.load(line, data + 1, seen));
+    CHECK(seen == 6);
+    REQUIRE(r.store(line, data + 1, 7));
+    CHECK(data[1] == 7);
+    CHECK(r.of.is_valid());
+    REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE(
+    "read-mostly pages: of handles one copy at a time is seen, and no kernel loses the one that it "
+    "reads") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r{32_MiB, "first_touch", 1, true};
     queue line = r.make_queue();
     std::uint64_t* data = r.map(2_MiB, {.is_read_mostly = true});
     data[1] = 5;

@@ -7,104 +7,23 @@
 
 #include <atomic>
 #include <chrono>
-#include <csetjmp>
-#include <csignal>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <unistd.h>
 
-#include "../support/cuda_device.hpp"
+#include "rig.hpp"
 
 namespace xmm {
+
+using test::can_read;
+using test::can_write;
+using test::cuda_rig;
+using test::is_skipped;
+using test::page_of;
+
 namespace {
-
-bool is_skipped() {
-    const status state = test::cuda_state();
-    if (!state) {
-        MESSAGE("skipped, no CUDA: ", std::string{state.why}, " (", state.driver_code, ")");
-    }
-    return !state;
-}
-
-// Whether the CPU may do that there; tried.
-sigjmp_buf on_miss;
-bool can_touch(address at, bool does_write) {
-    struct sigaction catching {};
-    struct sigaction before {};
-    catching.sa_handler = [](int) { siglongjmp(on_miss, 1); };
-    catching.sa_flags = SA_NODEFER;
-    ::sigaction(SIGSEGV, &catching, &before);
-    volatile bool worked = false;  // written between the jumps
-    if (sigsetjmp(on_miss, 1) == 0) {
-        auto* word = static_cast<volatile std::uint64_t*>(to_pointer(at));
-        const std::uint64_t value = *word;
-        if (does_write) {
-            *word = value;
-        }
-        worked = true;
-    }
-    ::sigaction(SIGSEGV, &before, nullptr);
-    return worked;
-}
-bool can_read(address at) { return can_touch(at, false); }
-bool can_write(address at) { return can_touch(at, true); }
-
-struct rig {
-    std::unique_ptr<cuda::vmm> opened;
-    cuda::vmm& b;
-    node_id device{1};
-    node_id host{0};
-    queue_id queue;
-    test::cuda_word_mover mover;
-    std::uint64_t* word;
-    test::soft_cuda_controls soft = test::find_soft_cuda();
-
-    explicit rig(std::size_t devices = 1)
-        : opened{std::move(test::open_cuda(devices).value())},
-          b{*opened},
-          queue{*b.queue_create(device, queue_priority::normal)},
-          word{test::cuda_word_mover::make_word(*b.device_of(queue))} {}
-    ~rig() {
-        test::cuda_word_mover::drop_word(*b.device_of(queue), word);
-        b.queue_destroy(queue);
-    }
-
-    va_range reserve(std::size_t pages) {
-        return b.va_examine({0, pages * page_bytes}, page_bytes).value();
-    }
-    frame create(node_id node, std::size_t pages = 1) {
-        return b.frame_create(node, pages * page_bytes).value();
-    }
-    status enter(node_id who, va_range va, frame f, access how) {
-        const run one{va, f, how};
-        return b.pmap_enter(who, {&one, 1}).outcome;
-    }
-    status clear(node_id who, va_range va) { return b.pmap_clear(who, {&va, 1}).outcome; }
-    std::uint64_t load(address at) { return load(at, queue); }
-    std::uint64_t load(address at, queue_id line) {
-        const cuda::stream on{b, line};
-        CHECK(mover.move(on, to_address(word), at));
-        CHECK(on.synchronize());
-        return *word;
-    }
-    status store(address at, std::uint64_t value) {
-        *word = value;
-        const cuda::stream line{b, queue};
-        const status moved = mover.move(line, at, to_address(word));
-        return moved ? line.synchronize() : moved;
-    }
-    void fill(address to, std::uint64_t value, std::size_t bytes) {
-        const std::vector<std::uint64_t> plain(bytes / sizeof value, value);
-        const piece one{{to, bytes}, {to_address(plain.data()), bytes}};
-        CHECK(b.wait(b.memcpy(queue, {&one, 1}).value()));
-    }
-};
-
-va_range page_of(va_range range, std::size_t i) {
-    return {range.begin + i * page_bytes, page_bytes};
-}
 
 using begin_capture = cuda::CUresult(cuda::CUstream, cuda::CUstreamCaptureMode);
 using end_capture = cuda::CUresult(cuda::CUstream, void** graph);
@@ -139,7 +58,10 @@ TEST_CASE("CPU and device share one mapping of a host frame; each comes and goes
     if (is_skipped()) {
         return;
     }
-    rig r;
+    bool has_host_handles = false;
+    SUBCASE("memory of our own") {}
+    SUBCASE("the driver's handles") { has_host_handles = true; }
+    cuda_rig r{1, has_host_handles};
     if (!r.b.describe(r.device)->able.has(ability::host_frames)) {
         MESSAGE("skipped: no host frames");
         return;
@@ -183,11 +105,12 @@ TEST_CASE("CPU and device share one mapping of a host frame; each comes and goes
 }
 
 TEST_CASE(
-    "two accessors cannot see two frames at one address: the second is refused, nothing changes") {
+    "handles: two accessors cannot see two frames at one address; the second is refused, nothing "
+    "changes") {
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r{1, true};
     const va_range va = r.reserve(1);
     const frame ours = r.create(r.host);
     const frame other = r.create(r.device);
@@ -210,11 +133,11 @@ TEST_CASE(
     r.b.frame_drop(other);
 }
 
-TEST_CASE("batches: what lies in a row is one call of the driver, whatever is mixed in") {
+TEST_CASE("batches: handles that lie in a row are one call of the driver, whatever is mixed in") {
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r{1, true};
     const va_range va = r.reserve(16);
     std::vector<frame> frames;
     std::vector<run> runs;
@@ -256,7 +179,7 @@ TEST_CASE("a batch that the CPU cannot have stops at the first device frame") {
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r;
     const va_range va = r.reserve(3);
     const frame a = r.create(r.host);
     const frame b = r.create(r.device);
@@ -279,7 +202,7 @@ TEST_CASE("large frames: one handle, one mapping, several addresses") {
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r;
     const va_range va = r.reserve(32);
     const va_range first{va.begin, 16 * page_bytes};
     const va_range second{first.end(), 16 * page_bytes};
@@ -304,7 +227,7 @@ TEST_CASE(
     if (is_skipped()) {
         return;
     }
-    rig r{2};
+    cuda_rig r{2};
     if (r.b.nodes().size() < 2 || !r.b.describe(r.device)->able.has(ability::peer)) {
         MESSAGE("skipped: no two devices that are peers");
         return;
@@ -330,7 +253,7 @@ TEST_CASE("tickets: thousands of them, few events, any order of asking") {
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r;
     const frame f = r.create(r.device);
     const va_range some{f.standing, 4096};
     const auto before = r.soft ? r.soft.calls("cuEventCreate") : 0;
@@ -361,7 +284,7 @@ TEST_CASE("tickets: many threads ask while others submit") {
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r;
     const frame f = r.create(r.device);
     const va_range some{f.standing, 4096};
     std::atomic<std::uint64_t> newest{0};
@@ -396,9 +319,9 @@ TEST_CASE("host calls come in queue order and may use the driver") {
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r;
     struct asked {
-        rig& r;
+        cuda_rig& r;
         frame f;
         std::vector<int> order;
         bool copied = false;
@@ -429,7 +352,7 @@ TEST_CASE("a user's stream is a queue: tickets, waits, and it stays the user's")
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r;
     const cuda::device& on = *r.b.device_of(r.queue);
     const cuda::current_context here{on.calls(), on.context()};
     cuda::CUstream users = nullptr;
@@ -472,7 +395,7 @@ TEST_CASE("a capture is not broken by anything that the backend does") {
         MESSAGE("skipped: this driver captures nothing");
         return;
     }
-    rig r;
+    cuda_rig r;
     const cuda::device& on = *r.b.device_of(r.queue);
     const cuda::current_context here{on.calls(), on.context()};
     cuda::CUstream users = nullptr;
@@ -519,14 +442,21 @@ TEST_CASE("frames can be exported as file descriptors") {
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r;
     if (!r.b.describe(r.device)->able.has(ability::exportable)) {
         MESSAGE("skipped: no exportable frames");
         return;
     }
+    cuda_rig handles{1, true};
     for (const node_id node : {r.device, r.host}) {
-        const frame f = r.create(node);
-        auto file = r.b.export_frame(f);
+        if (node == r.host && r.b.has_own_host_frames()) {
+            const frame f = r.create(node);
+            CHECK(r.b.export_frame(f).code() == errc::unsupported);
+            r.b.frame_drop(f);
+        }
+        cuda_rig& of = node == r.host ? handles : r;
+        const frame f = of.create(node);
+        auto file = of.b.export_frame(f);
         REQUIRE(file);
         CHECK(*file >= 0);
         const cuda::driver& on = cuda::driver::instance();
@@ -536,7 +466,7 @@ TEST_CASE("frames can be exported as file descriptors") {
                       cuda::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
         CHECK(on.call(&cuda::driver_api::mem_release, again));
         ::close(*file);
-        r.b.frame_drop(f);
+        of.b.frame_drop(f);
     }
 }
 
@@ -544,7 +474,7 @@ TEST_CASE("sizes: what the device has left goes down by what is made") {
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r;
     auto before = r.b.free_bytes(r.device);
     REQUIRE(before);
     CHECK(*before <= r.b.describe(r.device)->bytes);
@@ -560,7 +490,7 @@ TEST_CASE("each single failure of the driver leaves all as it was") {
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r;
     if (!r.soft) {
         MESSAGE("skipped: this driver does not fail on request");
         return;
@@ -668,7 +598,7 @@ TEST_CASE("a device that cannot be held to reading is entered for writing, and i
     if (is_skipped()) {
         return;
     }
-    rig r;
+    cuda_rig r;
     if (!r.soft) {
         MESSAGE("skipped: this driver does not fail on request");
         return;

@@ -21,9 +21,10 @@ namespace xmm::test {
     return found.error();
 }
 
-// The devices that are there, at most `most`, and one host node.
+// The devices that are there, at most `most`, and one host node, whose frames are the driver's handles on request.
 [[nodiscard]] inline result<std::unique_ptr<cuda::vmm>> open_cuda(std::size_t most,
-                                                                  std::uint32_t salt = 1) {
+                                                                  std::uint32_t salt = 1,
+                                                                  bool has_host_handles = false) {
     auto found = cuda::find_devices();
     if (!found) {
         return found.error();
@@ -35,6 +36,7 @@ namespace xmm::test {
     cuda::vmm_options options;
     options.host_bytes = bytes;
     options.queue_salt = salt;
+    options.has_host_handles = has_host_handles;
     return cuda::vmm::open({found->data(), count}, {ids.data(), count}, host, options);
 }
 

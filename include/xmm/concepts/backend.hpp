@@ -29,7 +29,8 @@ enum class ability : std::uint32_t {
     peer = 1u << 6,                // devices reach each other's frames
     exportable = 1u << 7,          // frames can be handed to other processes
     host_calls = 1u << 8,          // call() runs a host function in queue order
-    split_views = 1u << 9,         // accessors may see different frames at one address
+    split_views = 1u << 9,         // any two accessors may see different frames at one address
+    split_cpu_view = 1u << 10,     // the CPU may see a host's frame where devices see a device's
 };
 
 struct abilities {

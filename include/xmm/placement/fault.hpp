@@ -84,6 +84,9 @@ private:
                 case step::await_uses:
                     space_.uses().await_unused(*page, next.va, use_grip::firm);
                     break;
+                case step::await_driver:
+                    ::usleep(1000);
+                    break;
                 case step::move:
                     if (!bring(*page, state, next)) {
                         return state.last;
@@ -104,6 +107,7 @@ private:
             await_rest,
             await_holds,
             await_uses,
+            await_driver,  // a former mapping there ends with work that may need the page's lock
             move
         } kind = done;
         bool was_resolved = false;  // before this look
@@ -287,8 +291,9 @@ private:
         const status entered = moves_.enter_locked(page, state.accessor, who);
         if (entered) {
             moves_.relink_locked(page);
-        } else if (entered.code == errc::busy && page.is_firmly_used()) {
-            return {.kind = step::await_uses, .va = page.va};
+        } else if (entered.code == errc::busy) {
+            return {.kind = page.is_firmly_used() ? step::await_uses : step::await_driver,
+                    .va = page.va};
         }
         return {.outcome = entered};
     }

@@ -348,16 +348,18 @@ private:
 
     // ---- parts of a record, page lock held
 
-    // Where all accessors see one frame at an address, those that see another one than this accessor is about to
+    // Where accessors have to see one frame at an address, those that see another one than this accessor is about to
     // give way; busy: a kernel depends on what it sees.
     status clear_other_views_locked(granule& one, unsigned accessor) noexcept {
         if (one.current() != residency::duplicated) {
             return {};
         }
         for (unsigned other = 0; other < space_.node_count(); ++other) {
+            const bool is_with_cpu = other == cpu_accessor || accessor == cpu_accessor;
             const node& device = space_.at_slot(other == cpu_accessor ? accessor : other);
             if (other == accessor || one.mapped[other] == access::none ||
                 device.can(ability::split_views) ||
+                (is_with_cpu && device.can(ability::split_cpu_view)) ||
                 visible_frame(one, other) == visible_frame(one, accessor)) {
                 continue;
             }

@@ -163,6 +163,26 @@ bool populate(void* at, std::size_t bytes, bool write) {
     return ::mincore(begin, all, resident.data()) == 0;
 }
 
+// The program's memory as devices see it. What is shared gets a window of the library's own: a device keeps the pages
+// that it was given, whatever the program then does to its mapping.
+std::shared_ptr<frame> page_locked(void* at, std::size_t bytes) {
+    auto what = std::make_shared<frame>();
+    what->owns_window = false;
+    what->bytes = bytes;
+    what->window = static_cast<std::byte*>(at);
+    if (reinterpret_cast<std::uintptr_t>(at) % os_page_bytes() != 0) {
+        return what;
+    }
+    // From nothing to all of it: for a shared mapping that is one more, for a private one it is refused.
+    void* const window = ::mremap(at, 0, bytes, MREMAP_MAYMOVE);
+    if (window != MAP_FAILED) {
+        what->window = static_cast<std::byte*>(window);
+        what->owns_window = true;
+        the_driver().counted.frames.fetch_add(1, std::memory_order_relaxed);
+    }
+    return what;
+}
+
 }  // namespace
 
 void free_memory_of(context& owner) {
@@ -359,6 +379,10 @@ SOFT_CUDA_EXPORT CUresult cuMemHostRegister_v2(void* at, std::size_t bytes, unsi
         if (at == nullptr || bytes == 0 || flags > 15 || address > UINTPTR_MAX - bytes) {
             return CUDA_ERROR_INVALID_VALUE;
         }
+        device& current = the_driver().of(*this_thread().current());
+        if (current.attribute(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED) == 0) {
+            return CUDA_ERROR_NOT_SUPPORTED;
+        }
         const bool read_only = (flags & host_register_read_only) != 0;
         {
             const std::scoped_lock hold{memory_lock};
@@ -374,17 +398,11 @@ SOFT_CUDA_EXPORT CUresult cuMemHostRegister_v2(void* at, std::size_t bytes, unsi
                            ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
                            : CUDA_ERROR_INVALID_VALUE;
             }
-            if (all.reserved_over(address) != all.reservations.end()) {
-                return CUDA_ERROR_INVALID_VALUE;
-            }
         }
         if (!populate(at, bytes, !read_only)) {
             return CUDA_ERROR_INVALID_VALUE;
         }
-        auto what = std::make_shared<frame>();
-        what->owns_window = false;
-        what->bytes = bytes;
-        what->window = static_cast<std::byte*>(at);
+        auto what = page_locked(at, bytes);
         const std::scoped_lock hold{memory_lock};
         if (!table().is_free(address, bytes)) {
             return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;  // by another thread, just now
@@ -399,10 +417,24 @@ SOFT_CUDA_EXPORT CUresult cuMemHostUnregister(void* at) {
         if (at == nullptr) {
             return CUDA_ERROR_INVALID_VALUE;
         }
+        const auto address = reinterpret_cast<CUdeviceptr>(at);
+        const auto find = [address] {
+            const auto found = table().mappings.find(address);
+            const bool is_there =
+                found != table().mappings.end() && found->second.kind == kind::registered;
+            return is_there ? found : table().mappings.end();
+        };
+        {
+            const std::scoped_lock hold{memory_lock};
+            if (find() == table().mappings.end()) {
+                return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+            }
+        }
+        drain(*this_thread().current());  // it waits for all that may still use the memory
         std::shared_ptr<frame> last;
         const std::scoped_lock hold{memory_lock};
-        const auto found = table().mappings.find(reinterpret_cast<CUdeviceptr>(at));
-        if (found == table().mappings.end() || found->second.kind != kind::registered) {
+        const auto found = find();
+        if (found == table().mappings.end()) {
             return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
         }
         last = take_out(found);

@@ -269,7 +269,9 @@ SOFT_CUDA_EXPORT CUresult cuMemUnmap(CUdeviceptr at, std::size_t bytes) {
             return CUDA_ERROR_INVALID_VALUE;
         }
         for (mapping* one : all_of_it) {
-            close_address(one->at, one->bytes);
+            if (one->cpu_access != 0) {  // else what is there for the CPU is not ours
+                close_address(one->at, one->bytes);
+            }
             last.push_back(std::move(one->what));
         }
         bump_epoch();

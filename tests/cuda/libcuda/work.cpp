@@ -116,11 +116,19 @@ CUresult fill(int device, CUdeviceptr to, unsigned value, std::size_t width, std
     return CUDA_SUCCESS;
 }
 
+// Of page-locked memory of the program's: one call stays within one piece of it.
+bool leaves_its_piece(CUdeviceptr at, std::size_t bytes) {
+    const std::scoped_lock hold{memory_lock};
+    const auto over = table().over(at);
+    return over != table().mappings.end() && over->second.kind == kind::registered &&
+           bytes > over->second.end() - at;
+}
+
 CUresult start_copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream in) {
     if (bytes == 0) {
         return CUDA_SUCCESS;
     }
-    if (to == 0 || from == 0) {
+    if (to == 0 || from == 0 || leaves_its_piece(to, bytes) || leaves_its_piece(from, bytes)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     constexpr std::size_t staged_at_once = std::size_t{64} << 10;
@@ -147,7 +155,8 @@ CUresult start_fill(CUdeviceptr to, unsigned value, std::size_t width, std::size
     if (count == 0) {
         return CUDA_SUCCESS;
     }
-    if (to == 0 || to % width != 0 || count > SIZE_MAX / width || !is_known(to)) {
+    if (to == 0 || to % width != 0 || count > SIZE_MAX / width || !is_known(to) ||
+        leaves_its_piece(to, count * width)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     const int device = this_thread().current()->device;

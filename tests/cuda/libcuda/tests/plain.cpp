@@ -92,6 +92,78 @@ TEST_CASE("plain, stream-ordered, page-locked and registered memory") {
     ::munmap(hole, 8192);
 }
 
+TEST_CASE("shared memory that is page-locked: a device keeps it, whatever the CPU's mapping is") {
+    NEEDS_SOFT_CUDA();
+    rig r;
+    CUstream s = r.make_stream();
+    range where{4 * page};
+    const int file = ::memfd_create("shared", MFD_CLOEXEC);
+    REQUIRE(file >= 0);
+    REQUIRE(::ftruncate(file, 2 * page) == 0);
+    const auto map = [&](void* at, int flags) {
+        void* got = ::mmap(at, 2 * page, PROT_READ | PROT_WRITE, MAP_SHARED | flags, file, 0);
+        REQUIRE(got != MAP_FAILED);
+        return static_cast<char*>(got);
+    };
+    char* standing = map(nullptr, 0);
+    char* here = map(where.cpu(), MAP_FIXED);  // over addresses that are reserved
+    constexpr unsigned flags = host_register_portable | host_register_device_map;
+    soft().attribute(0, CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 0);
+    CHECK(cu().mem_host_register(here, page, flags) == CUDA_ERROR_NOT_SUPPORTED);
+    soft().attribute(0, CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1);
+    MUST(cu().mem_host_register(here, page, flags));
+    MUST(cu().mem_host_register(here + page, page, flags));
+    REQUIRE(::mprotect(here, 2 * page, PROT_NONE) == 0);
+    standing[5] = 3;
+    kernel_body adds = [&](soft_cuda::accessor& memory) {
+        memory.store(where.at + 5, static_cast<char>(memory.load<char>(where.at + 5) + 1));
+    };
+    OK(launch(s, adds));
+    OK(cu().stream_synchronize(s));
+    CHECK(standing[5] == 4);
+    CHECK(!cpu_reads(here));
+
+    // One call stays within one piece.
+    CUdeviceptr device_at = 0;
+    MUST(cu().mem_alloc(&device_at, 2 * page));
+    OK(cu().memcpy_async(device_at, where.at, page, s));
+    OK(cu().memcpy_async(device_at, where.at + page, page, s));
+    CHECK(cu().memcpy_async(device_at, where.at, page + 1, s) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cu().memcpy_async(where.at + 8, device_at, page, s) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cu().memset_d8_async(where.at, 1, page + 1, s) == CUDA_ERROR_INVALID_VALUE);
+    OK(cu().memset_d8_async(where.at, 9, page, s));
+    OK(cu().stream_synchronize(s));
+    CHECK(standing[page - 1] == 9);
+    CHECK(standing[page] == 0);
+
+    // A device's memory beside the CPU's at one address: neither touches the other's.
+    OK(cu().mem_host_unregister(here));
+    REQUIRE(::mprotect(here, page, PROT_READ) == 0);
+    where.map(CU_MEM_LOCATION_TYPE_DEVICE, 0, page);
+    where.open(0, page, to_device());
+    OK(cu().memset_d8_async(where.at, 7, page, s));
+    OK(cu().stream_synchronize(s));
+    CHECK(here[5] == 9);
+    OK(cu().mem_unmap(where.at, page));
+    where.mapped.clear();
+    CHECK(here[5] == 9);
+
+    // The end of a registration waits for what is under way.
+    gate held;
+    OK(launch(s, held.body));
+    std::thread opens{[&] {
+        std::this_thread::sleep_for(20ms);
+        held.is_open = true;
+    }};
+    OK(cu().mem_host_unregister(here + page));
+    CHECK(held.is_open);
+    opens.join();
+    OK(cu().mem_free(device_at));
+    OK(cu().stream_destroy(s));
+    ::munmap(standing, 2 * page);
+    ::close(file);
+}
+
 TEST_CASE("what a pointer is") {
     NEEDS_SOFT_CUDA();
     rig r;
