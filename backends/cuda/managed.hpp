@@ -249,7 +249,8 @@ private:
             if (!devices_.back()->has(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) ||
                 !devices_.back()->has(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)) {
                 return fail(errc::unsupported,
-                            "the CUDA device cannot use managed memory while the CPU does");
+                            "the CUDA device cannot use managed memory while the CPU does",
+                            CUDA_ERROR_NOT_SUPPORTED);
             }
         }
         return {};

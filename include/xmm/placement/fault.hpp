@@ -130,6 +130,9 @@ private:
         if (page.is_moving()) {
             return look_at_moving_locked(page, state);
         }
+        if (const status noted = moves_.note_on_host_locked(page); !noted) {
+            return {.outcome = noted};
+        }
         switch (page.current()) {
             case residency::untouched: return place_first_locked(page, state);
             case residency::on_host: return look_at_host_page_locked(page, state);
@@ -233,7 +236,8 @@ private:
         if (!moves_.can_lose_mappings_locked(page)) {
             return {.kind = step::await_uses, .va = page.va};
         }
-        const bool duplicates = page.is_read_mostly && !has_write(state.wanted);
+        const bool duplicates = page.is_read_mostly && !has_write(state.wanted) &&
+                                moves_.can_copy_locked(page, state.from);
         if (state.is_cpu() || state.stays_on_host) {
             return begin_move_locked(page, space_.host_near(space_.at_slot(page.home)).slot,
                                      duplicates);
