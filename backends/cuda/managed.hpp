@@ -384,11 +384,12 @@ private:
 
     const driver& driver_;
     const std::unique_ptr<vmm> vmm_;
-    std::vector<host> hosts_;              // (C) once built, as are the next two
-    std::vector<queue_id> own_queues_;     // one a device
+    std::vector<host> hosts_;           // (C) once built, as are the next two
+    std::vector<queue_id> own_queues_;  // one a device
     std::vector<const device*> devices_;
     ranked_mutex<lock_rank::backend_queue> lock_;
-    std::map<address, address> bases_;  // guarded by lock_: of each range, where its allocation begins
+    std::map<address, address>
+        bases_;  // guarded by lock_: of each range, where its allocation begins
 };
 
 static_assert(backend<managed> && steers_driver<managed> && !owns_frames<managed>);

@@ -161,9 +161,8 @@ TEST_CASE("managed: what lies in a row is one call, and a refused one leaves all
     }
     const va_range range = r.driver->va_examine({0, 8_MiB}, page_bytes).value();
     queue line = r.make_queue();
-    const va_range parts[] = {{range.begin, 2_MiB},
-                              {range.begin + 2_MiB, 2_MiB},
-                              {range.begin + 6_MiB, 2_MiB}};
+    const va_range parts[] = {
+        {range.begin, 2_MiB}, {range.begin + 2_MiB, 2_MiB}, {range.begin + 6_MiB, 2_MiB}};
     REQUIRE(line.wait(r.driver->place(line.id(), parts, r.device).value()));
     CHECK(r.soft.calls("cuMemPrefetchAsync") == 2);
     CHECK(r.really(to_pointer(range.begin + 6_MiB), 0) == 0);
@@ -241,9 +240,8 @@ TEST_CASE("managed: what the CPU took back unseen is placed again by the launch 
     CHECK(r.really(data + 2_MiB / 8, -1) == -1);  // not named
     for (const bool is_hint : {true, false}) {
         r.take_unseen(data, 8_MiB);
-        const status placed = is_hint
-                                  ? r.of.advise(r.device, data, 8_MiB, advice::will_need)
-                                  : r.of.make_resident(data, 8_MiB, r.device);
+        const status placed = is_hint ? r.of.advise(r.device, data, 8_MiB, advice::will_need)
+                                      : r.of.make_resident(data, 8_MiB, r.device);
         CHECK(placed);
         CHECK(r.really(data + 4_MiB / 8, 0) == 0);
     }
@@ -304,7 +302,8 @@ TEST_CASE("managed: hints, to the device and back, contents kept") {
     REQUIRE(r.of.unmap(data));
 }
 
-TEST_CASE("managed: one and a half times the budget; every word is right, the driver never evicts") {
+TEST_CASE(
+    "managed: one and a half times the budget; every word is right, the driver never evicts") {
     if (is_skipped()) {
         return;
     }
@@ -355,10 +354,10 @@ TEST_CASE("managed: a launch that names more than the budget works on the rest o
     std::atomic<int> failures{0};
     auto point = launch(line, {reads_writes(data, 24_MiB)}, [&](cuda_stream& s) {
         for (std::size_t i = 0; i < 11; ++i) {
-            failures += r.mover.move(s, to_address(data + i * stride),
-                                     to_address(data + (i + 1) * stride))
-                            ? 0
-                            : 1;
+            failures +=
+                r.mover.move(s, to_address(data + i * stride), to_address(data + (i + 1) * stride))
+                    ? 0
+                    : 1;
         }
         return s.synchronize();
     });
@@ -408,7 +407,8 @@ TEST_CASE("managed: pages that a launch named stay until its work is done") {
     REQUIRE(r.of.unmap(more));
 }
 
-TEST_CASE("managed: what no launch names is reached over the link, and takes nothing of the device") {
+TEST_CASE(
+    "managed: what no launch names is reached over the link, and takes nothing of the device") {
     if (is_skipped()) {
         return;
     }
@@ -481,7 +481,9 @@ TEST_CASE("managed: gmemcpy between unified pointers, plain memory, and in a que
     }
 }
 
-TEST_CASE("managed: advice is passed on: where pages stay, who reaches them, copies while there are some") {
+TEST_CASE(
+    "managed: advice is passed on: where pages stay, who reaches them, copies while there are "
+    "some") {
     if (is_skipped()) {
         return;
     }
@@ -535,7 +537,8 @@ TEST_CASE("managed: advice is passed on: where pages stay, who reaches them, cop
     CHECK(r.held() == 0);
     // A writer ends them and has the page alone.
     CHECK(r.of.set_budget(r.device, 32_MiB));
-    CHECK(r.of.make_resident(data, 2_MiB, r.device));  // so that kernels no longer reach it on the host
+    CHECK(r.of.make_resident(data, 2_MiB,
+                             r.device));  // so that kernels no longer reach it on the host
     CHECK(r.of.make_resident(data, 2_MiB, r.host));
     REQUIRE(r.load(line, data + 1, seen));
     CHECK(r.home(data) == r.host);
@@ -668,8 +671,7 @@ TEST_CASE("managed: refused driver calls leave pages and ledgers as they were") 
     // The one that places again what was named: nothing was launched.
     bool was_called = false;
     refuse("cuMemPrefetchAsync", 1);
-    CHECK_FALSE(
-        launch(line, {writes(data, 8)}, [&](cuda_stream&) { was_called = true; }));
+    CHECK_FALSE(launch(line, {writes(data, 8)}, [&](cuda_stream&) { was_called = true; }));
     CHECK_FALSE(was_called);
     CHECK(r.of.usage(r.device)->used == 2_MiB);
     CHECK(r.of.make_resident(data, 4_MiB, r.host));  // no mark of a launch keeps it
@@ -785,6 +787,25 @@ TEST_CASE("managed: CPU threads and launches on the same pages at once") {
     CHECK(r.count("managed evictions") == 0);
     CHECK(r.of.is_valid());
     REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE("managed: the mode of spaces that name no driver, if XMM_CONF says so") {
+    if (is_skipped()) {
+        return;
+    }
+    auto made = space::create({.devices = device_kind::cuda});
+    REQUIRE(made);
+    const bool is_managed = conf::of_process().text("cuda", "vmm") == "managed";
+    const node_id device = made->devices()[0];
+    CHECK(made->describe(device)->able.has(ability::cpu_coherent) == is_managed);
+    CHECK(made->describe(device)->able.has(ability::host_frames) != is_managed);
+    CHECK(made->heap(device).code() == (is_managed ? errc::unsupported : errc::ok));
+    auto* data = static_cast<std::uint64_t*>(made->map(2_MiB).value());
+    data[1] = 1;
+    CHECK(made->make_resident(data, 2_MiB, device));
+    CHECK(data[1] == 1);
+    CHECK(made->residency_of(data).value() == (is_managed ? device : made->hosts()[0]));
+    REQUIRE(made->unmap(data));
 }
 
 TEST_CASE("managed: the loss of the device") {

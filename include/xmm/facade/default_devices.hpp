@@ -206,7 +206,8 @@ private:
         return {};
     }
 
-    std::unique_ptr<cuda::vmm> vmm_;  // one of the two, if the outcome is ok; before it, since make() fills them
+    std::unique_ptr<cuda::vmm>
+        vmm_;  // one of the two, if the outcome is ok; before it, since make() fills them
     std::unique_ptr<cuda::managed> managed_;
     status outcome_;
 };

@@ -50,30 +50,19 @@ public:
         }
         return {};
     }
-    // After prepare(), with a firm grip. What follows in the queue finds the pages there.
+    // After prepare(), with a firm grip. What follows in the queue finds the pages there. On a failure nothing of it is
+    // on its way any more, so that the marks may go.
     status place(queue_id line) noexcept {
         if (!is_steered(on_)) {
             return {};
         }
-        stretches found;
-        for (const use& one : uses_) {
-            for (address at = one.range.begin; at < one.range.end();) {
-                va_range span;
-                bool is_here = false;
-                state_.core.with_granule(at, [&](granule& page) {
-                    span = page.va;  // marked, so it is there
-                    is_here = page.frames[on_.slot] != nullptr;
-                });
-                if (is_here && !found.try_add(span)) {
-                    if (status placed = found.place(on_, line); !placed) {
-                        return placed;
-                    }
-                    static_cast<void>(found.try_add(span));
-                }
-                at = span.end();
+        const status placed = place_all(line);
+        if (!placed) {
+            if (auto point = on_.driver.record(line)) {
+                static_cast<void>(on_.driver.wait(*point));
             }
         }
-        return found.place(on_, line);
+        return placed;
     }
     // The marks last until the ticket is reached; without one the queue is lost, and they end here.
     void hand_over(result<ticket> point) noexcept {
@@ -107,6 +96,28 @@ private:
             return on.driver.place(line, {ranges.data(), std::exchange(count, 0)}, on.id).error();
         }
     };
+
+    status place_all(queue_id line) noexcept {
+        stretches found;
+        for (const use& one : uses_) {
+            for (address at = one.range.begin; at < one.range.end();) {
+                va_range span;
+                bool is_here = false;
+                state_.core.with_granule(at, [&](granule& page) {
+                    span = page.va;  // marked, so it is there
+                    is_here = page.frames[on_.slot] != nullptr;
+                });
+                if (is_here && !found.try_add(span)) {
+                    if (status placed = found.place(on_, line); !placed) {
+                        return placed;
+                    }
+                    static_cast<void>(found.try_add(span));
+                }
+                at = span.end();
+            }
+        }
+        return found.place(on_, line);
+    }
 
     status mark(const use& one) noexcept {
         const bool must_map = grip_ == use_grip::firm;

@@ -89,7 +89,8 @@ private:
     // Copies or fills that go down one queue together, as one call.
     struct lane {
         node* at = nullptr;
-        node* placed_on = nullptr;  // not copied, but placed there by the driver that owns the pages
+        node* placed_on =
+            nullptr;  // not copied, but placed there by the driver that owns the pages
         queue_id urgent;
         queue_id quiet;
         bool is_fill = false;

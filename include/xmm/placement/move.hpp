@@ -60,9 +60,9 @@ public:
     // The host where such a page stays unless it is placed on a device, and which devices reach it on.
     [[nodiscard]] node& host_of(const granule& one) noexcept {
         const unsigned first_device = space_.host_count();
-        const unsigned near = one.preferred != no_slot              ? one.preferred
+        const unsigned near = one.preferred != no_slot             ? one.preferred
                               : first_device < space_.node_count() ? first_device
-                                                                    : cpu_accessor;
+                                                                   : cpu_accessor;
         return space_.host_near(space_.at_slot(near));
     }
     // With the page lock: what nobody has placed yet is on its host, as far as anybody knows. The driver is not asked.

@@ -203,10 +203,9 @@ private:
                 return;
             }
             // A duplicated page has no single frame that could move: what comes is one more copy.
-            const bool keeps_copy =
-                page.current() == residency::duplicated ||
-                (page.is_read_mostly && is_resident(page.current()) &&
-                 moves_.can_copy_locked(page, job.to_));
+            const bool keeps_copy = page.current() == residency::duplicated ||
+                                    (page.is_read_mostly && is_resident(page.current()) &&
+                                     moves_.can_copy_locked(page, job.to_));
             page.begin_transit_locked(true);
             claimed = {.moved = &page,
                        .accessor = job.to_.accessor(),
