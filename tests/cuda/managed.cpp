@@ -589,6 +589,42 @@ TEST_CASE("managed: two devices, copies on both, a page that goes from one to th
     CHECK(r.of.usage(second)->used == 0);
 }
 
+TEST_CASE(
+    "managed: copies of read-mostly pages are counted, whoever reads them and whatever was there") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r{32_MiB, "first_touch", 2};
+    queue line = r.make_queue();
+    std::uint64_t* data = r.map(2_MiB, {.is_read_mostly = true});
+    std::uint64_t seen = 1;
+    // Nobody had touched it: the device's copy is not the only one.
+    REQUIRE(r.load(line, data + 1, seen));
+    CHECK(seen == 0);
+    CHECK(r.of.usage(r.device)->used == 2_MiB);
+    CHECK(r.of.set_budget(r.device, 0));
+    CHECK(r.held() == 0);
+    CHECK(r.really(data, -1) == -1);
+    if (r.of.devices().size() > 1) {
+        const node_id second = r.of.devices()[1];
+        queue other = r.make_queue(second);
+        data[1] = 5;
+        // One device has a copy, the other no room for one: before it, after it.
+        for (int round = 0; round < 2; ++round) {
+            REQUIRE(r.load(line, data + 1, seen));
+            CHECK(seen == 5);
+            CHECK(r.held() == 0);
+            REQUIRE(r.load(other, data + 1, seen));
+            CHECK(seen == 5);
+            CHECK(r.held() == 0);
+            CHECK(r.of.usage(second)->used == 2_MiB);
+        }
+    }
+    CHECK(r.count("managed faults") == 0);
+    CHECK(r.of.is_valid());
+    REQUIRE(r.of.unmap(data));
+}
+
 TEST_CASE("managed: pins keep a page from being demoted") {
     if (is_skipped()) {
         return;
@@ -787,6 +823,112 @@ TEST_CASE("managed: CPU threads and launches on the same pages at once") {
     CHECK(r.count("managed evictions") == 0);
     CHECK(r.of.is_valid());
     REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE(
+    "managed: threads launch, advise, copy and write; words are right, no device holds too much") {
+    if (is_skipped()) {
+        return;
+    }
+    constexpr std::size_t budget = 8_MiB;
+    rig r{budget, "first_touch", 2};
+    const std::vector<node_id> devices = r.of.devices();
+    for (const node_id one : devices) {
+        CHECK(r.of.set_budget(one, budget));
+    }
+    constexpr std::size_t pages = 12;
+    constexpr std::size_t stride = page_bytes / 8;
+    std::uint64_t* regions[] = {
+        r.map(pages * page_bytes, {.granule_bytes = 2_MiB}),
+        r.map(pages * page_bytes, {.granule_bytes = 4_MiB}),
+        r.map(pages * page_bytes, {.granule_bytes = 2_MiB, .is_read_mostly = true})};
+    std::atomic<int> failures{0};
+    std::atomic<int> left{4};
+    std::size_t most = 0;
+    const auto work = [&](std::uint64_t number) {
+        // Its own words of every page, and what they should hold.
+        std::array<std::array<std::uint64_t, pages>, 3> want{};
+        std::uint64_t random = number * 0x9e3779b97f4a7c15u + 1;
+        const auto next = [&](std::uint64_t below) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            return (random >> 33) % below;
+        };
+        const auto fail_if = [&](bool is_wrong) { failures += is_wrong ? 1 : 0; };
+        queue line = r.make_queue(devices[number % devices.size()]);
+        for (unsigned step = 0; step < 250; ++step) {
+            const std::size_t i = next(3);
+            const std::size_t from = next(pages);
+            const std::size_t to = next(pages);
+            const auto at = [&](std::size_t page) {
+                return regions[i] + page * stride + number * 64;
+            };
+            const node_id node = next(2) == 0 ? r.host : devices[next(devices.size())];
+            switch (next(8)) {
+                case 0:
+                case 1: *at(to) = want[i][to] = step + 1; break;
+                case 2:
+                case 3: {
+                    if (from == to) {
+                        break;
+                    }
+                    auto point =
+                        launch(line, {reads(at(from), 8), writes(at(to), 8)}, [&](cuda_stream& s) {
+                            return r.mover.move(s, to_address(at(to)), to_address(at(from)));
+                        });
+                    fail_if(!point || !line.wait(*point));
+                    want[i][to] = want[i][from];
+                    break;
+                }
+                case 4:
+                    if (from != to) {
+                        fail_if(!r.of.copy(at(to), at(from), 8));
+                        want[i][to] = want[i][from];
+                    }
+                    break;
+                case 5:
+                    fail_if(!r.of.advise(node, regions[i] + to * stride, page_bytes,
+                                         advice::will_need));
+                    break;
+                case 6:
+                    fail_if(!r.of.advise(node, regions[i] + to * stride, page_bytes,
+                                         next(2) == 0 ? advice::cold : advice::preferred));
+                    break;
+                case 7: {
+                    auto point = launch(line, {reads(regions[i], pages * page_bytes / 2)},
+                                        [](cuda_stream&) {});
+                    fail_if(!point);
+                    break;
+                }
+            }
+            fail_if(*at(to) != want[i][to]);
+        }
+        fail_if(!line.synchronize());
+        --left;
+    };
+    std::vector<std::thread> threads;
+    for (std::uint64_t number = 0; number < 4; ++number) {
+        threads.emplace_back(work, number);
+    }
+    while (left > 0) {
+        for (std::size_t i = 0; i < devices.size() && r.soft; ++i) {
+            most = std::max(most, r.soft.held(static_cast<int>(i)));
+        }
+        std::this_thread::yield();
+    }
+    for (std::thread& one : threads) {
+        one.join();
+    }
+    CHECK(failures == 0);
+    CHECK(most <= budget);
+    CHECK(r.count("managed evictions") == 0);
+    CHECK(r.of.is_valid());
+    for (std::uint64_t* one : regions) {
+        REQUIRE(r.of.unmap(one));
+    }
+    for (const node_id one : devices) {
+        CHECK(r.of.usage(one)->used == 0);
+        CHECK(r.of.set_budget(one, no_budget));
+    }
 }
 
 TEST_CASE("managed: the loss of the device") {

@@ -94,6 +94,7 @@ private:
         queue_id urgent;
         queue_id quiet;
         bool is_fill = false;
+        bool is_copied = false;  // ... beside the host's page, which must be there first
         unsigned count = 0;
         std::array<piece, max_batch> pieces;
         std::array<page_move*, max_batch> owners;
@@ -174,8 +175,12 @@ private:
                 return;
             }
         }
+        // In transit: nobody else changes the state.
+        const bool is_copied =
+            one.keeps_copy && !target.is_host && one.moved->current() != residency::duplicated;
         unsigned i = 0;
-        while (i < lane_count && !(all[i].at == carrier && all[i].placed_on == &target)) {
+        while (i < lane_count && !(all[i].at == carrier && all[i].placed_on == &target &&
+                                   all[i].is_copied == is_copied)) {
             ++i;
         }
         lane& chosen = all[i];
@@ -183,6 +188,7 @@ private:
             ++lane_count;
             chosen.at = carrier;
             chosen.placed_on = &target;
+            chosen.is_copied = is_copied;
             chosen.urgent = carrier->queues[is_out ? node::urgent_out : node::urgent_in];
             chosen.quiet = carrier->queues[is_out ? node::quiet_out : node::quiet_in];
         }
@@ -217,6 +223,13 @@ private:
                 ranges[i] = one.pieces[i].to;
             }
             const std::span<const va_range> all{ranges.data(), one.count};
+            // Else the only copy would be the device's, and stay there once copies end.
+            if (one.is_copied) {
+                const node_id host = space_.host_near(*one.placed_on).id;
+                if (auto first = one.at->driver.place(queue, all, host); !first) {
+                    return submitted(one, first.error());
+                }
+            }
             return submitted(one, one.is_fill
                                       ? one.at->driver.zero(queue, all)
                                       : one.at->driver.place(queue, all, one.placed_on->id));

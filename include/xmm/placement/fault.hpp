@@ -250,6 +250,10 @@ private:
 
     step look_at_copies_locked(granule& page, attempt& state) noexcept {
         if (!has_write(state.wanted)) {
+            if (state.stays_on_host && is_steered(state.from) &&
+                page.frames[state.accessor] == nullptr) {
+                return end_copies_locked(page);
+            }
             if (moves_.visible_frame(page, state.accessor) != nullptr &&
                 (state.is_cpu() || page.frames[state.accessor] != nullptr || state.stays_on_host)) {
                 return enter_locked(page, state, access::read);
@@ -274,6 +278,19 @@ private:
         frame_record* own = moves_.visible_frame(page, state.accessor);
         const status collapsed =
             moves_.collapse_locked(page, own != nullptr ? own->slot : page.home);
+        return collapsed ? step{.kind = step::again} : step{.outcome = collapsed};
+    }
+
+    // A driver that owns the pages gives each reader a copy while there are some, room or not.
+    step end_copies_locked(granule& page) noexcept {
+        if (page.is_held()) {
+            return {.kind = step::await_holds};
+        }
+        if (!moves_.can_lose_mappings_locked(page)) {
+            return {.kind = step::await_uses, .va = page.va};
+        }
+        const status collapsed =
+            moves_.collapse_locked(page, space_.frame_at(page, space_.find_place(any_host))->slot);
         return collapsed ? step{.kind = step::again} : step{.outcome = collapsed};
     }
 

@@ -376,6 +376,11 @@ private:
         if (one.keeps_copy && old != nullptr) {
             page.step_locked(residency_step::duplicate, residency::duplicated);
             relink_locked(page);
+            // A driver that owns the pages gives devices that read over the link copies from now on: they ask again.
+            for (unsigned slot = space_.host_count();
+                 slot < space_.node_count() && is_steered(target); ++slot) {
+                page.mapped[slot] = page.frames[slot] != nullptr ? page.mapped[slot] : access::none;
+            }
             return nullptr;
         }
         const auto step = old != nullptr ? residency_step::move : residency_step::first_touch;
