@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <memory_resource>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -623,6 +624,34 @@ TEST_CASE(
     CHECK(r.count("managed faults") == 0);
     CHECK(r.of.is_valid());
     REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE("managed: a user's stream as a queue, and a container whose memory prefers the device") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r;
+    const cuda::device& on = *r.native().device_of(r.own);
+    const cuda::current_context here{on.calls(), on.context()};
+    cuda::CUstream users = nullptr;
+    REQUIRE(on.calls().call(&cuda::driver_api::stream_create_with_priority, &users, 1u, 0));
+    unified_resource memory{port_of(r.of), r.device};
+    {
+        std::pmr::vector<std::uint64_t> numbers(1000, 7, &memory);
+        auto line = r.of.adopt_stream(users);
+        REQUIRE(line);
+        CHECK(line->node() == r.device);
+        std::uint64_t seen = 0;
+        REQUIRE(r.load(*line, &numbers[500], seen));
+        CHECK(seen == 7);
+        CHECK(r.really(&numbers[500], 0) == 0);
+        REQUIRE(r.store(*line, &numbers[500], 8));
+        numbers.push_back(9);
+        CHECK(numbers[500] == 8);
+    }
+    CHECK(on.calls().call(&cuda::driver_api::stream_synchronize, users));
+    CHECK(on.calls().call(&cuda::driver_api::stream_destroy, users));
+    CHECK(r.of.usage(r.device)->used == 0);
 }
 
 TEST_CASE("managed: pins keep a page from being demoted") {

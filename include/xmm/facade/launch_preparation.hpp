@@ -41,6 +41,10 @@ public:
     }
 
     status prepare() noexcept {
+        if (is_steered(on_)) {
+            // What another device is done with need not be used over the link.
+            state_.core.uses().retire_finished();
+        }
         for (const use& one : uses_) {
             if (status marked = mark(one); !marked) {
                 return marked;
