@@ -768,6 +768,15 @@ TEST_CASE("managed: refused driver calls leave pages and ledgers as they were") 
     REQUIRE(r.load(line, data + 1, seen));
     CHECK(r.of.usage(r.device)->used == 0);  // mapped in place by then
     CHECK(r.of.make_resident(data, 2_MiB, r.host));
+    for (const unsigned skipped : {0u, 1u}) {  // the host's page first, then the copy
+        CHECK(r.of.make_resident(data, 2_MiB, r.device));
+        CHECK(r.of.make_resident(data, 2_MiB, r.host));
+        refuse("cuMemPrefetchAsync", skipped);
+        REQUIRE(r.load(line, data + 1, seen));
+        CHECK(r.told<int>(cuda::CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, data, 2_MiB) == 0);
+        CHECK(r.of.usage(r.device)->used == 0);
+        CHECK(r.held() == 0);
+    }
     // A region of which the driver takes no advice is not there.
     refuse("cuMemAdvise");
     CHECK_FALSE(r.of.map(2_MiB));

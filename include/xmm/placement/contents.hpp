@@ -89,12 +89,11 @@ private:
     // Copies or fills that go down one queue together, as one call.
     struct lane {
         node* at = nullptr;
-        node* placed_on =
-            nullptr;  // not copied, but placed there by the driver that owns the pages
+        node* placed_on = nullptr;  // where the driver that owns the pages is to place them
         queue_id urgent;
         queue_id quiet;
         bool is_fill = false;
-        bool is_copied = false;  // ... beside the host's page, which must be there first
+        bool is_copied = false;  // placed beside the host's page, which must be there first
         unsigned count = 0;
         std::array<piece, max_batch> pieces;
         std::array<page_move*, max_batch> owners;

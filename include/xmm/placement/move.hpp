@@ -322,6 +322,9 @@ private:
             } else {
                 freed[freed_count++] = one->to;
                 relink_locked(*one->moved);
+                if (one->keeps_copy && one->moved->current() != residency::duplicated) {
+                    static_cast<void>(tell_end_of_copies(*one->moved));
+                }
             }
         }
         enter_new_mappings(sorted);
@@ -484,15 +487,23 @@ private:
     // A driver that owns the pages has copies while it is told of them; without, one is left: the host's, which is
     // there in any case (see can_copy_locked). What the devices lose had nothing of its own, so nothing is copied.
     status end_copies_locked(granule& one, bool some_stay) noexcept {
-        if (!is_steering() || one.current() != residency::duplicated) {
+        if (one.current() != residency::duplicated) {
             return {};
         }
-        node& host = host_of(one);
-        const std::span<const va_range> all{&one.va, 1};
-        status told = host.driver.advise(all, driver_advice::unset_read_mostly, host.id);
-        if (told && some_stay) {
-            told = host.driver.advise(all, driver_advice::read_mostly, host.id);
+        status told = tell_end_of_copies(one);
+        if (told && some_stay && is_steering()) {
+            node& host = host_of(one);
+            told = host.driver.advise({&one.va, 1}, driver_advice::read_mostly, host.id);
         }
+        return told;
+    }
+    status tell_end_of_copies(granule& one) noexcept {
+        node& host = host_of(one);
+        if (!is_steered(host)) {
+            return {};
+        }
+        const status told =
+            host.driver.advise({&one.va, 1}, driver_advice::unset_read_mostly, host.id);
         // The devices' mappings of the host's page went with their copies.
         return told ? keep_on_host(one.va, host) : told;
     }
