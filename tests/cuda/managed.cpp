@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory_resource>
 #include <numeric>
 #include <string>
@@ -341,6 +342,39 @@ TEST_CASE(
     CHECK(r.of.set_budget(r.device, 16_MiB));  // at once
     CHECK(r.held() <= 16_MiB);
     REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE("managed: what others take of the device is given up before the driver has to evict") {
+    if (is_skipped()) {
+        return;
+    }
+    rig r{no_budget};
+    auto* take = test::find_in_libcuda<cuda::CUresult(int, std::size_t)>("xmmSoftCudaTake");
+    const std::size_t bytes = r.of.describe(r.device)->bytes;
+    if (take == nullptr || bytes > 1_GiB) {
+        MESSAGE("skipped: a device that another process uses on request is needed");
+        return;
+    }
+    const std::size_t headroom = r.of.describe(r.device)->headroom_bytes;
+    const std::size_t much = align_down(bytes / 2, page_bytes);
+    std::uint64_t* data = r.map(much, {.granule_bytes = 2_MiB});
+    CHECK(r.of.make_resident(data, much, r.device));
+    CHECK(r.held() == much);
+    const std::size_t theirs = bytes - much - 4_MiB;
+    REQUIRE(take(0, theirs) == cuda::CUDA_SUCCESS);
+    for (int tries = 0; tries < 200 && r.held() > bytes - theirs - headroom; ++tries) {
+        std::this_thread::sleep_for(std::chrono::milliseconds{20});
+    }
+    CHECK(r.held() <= bytes - theirs - headroom);
+    CHECK(r.held() > 0);
+    CHECK(r.count("managed evictions") == 0);
+    CHECK(take(0, 0) == cuda::CUDA_SUCCESS);
+    REQUIRE(r.of.unmap(data));
+    // The next look finds all of it free.
+    for (int tries = 0; tries < 200 && r.of.usage(r.device)->limit < much; ++tries) {
+        std::this_thread::sleep_for(std::chrono::milliseconds{20});
+    }
+    CHECK(r.of.usage(r.device)->limit >= much);
 }
 
 TEST_CASE("managed: a launch that names more than the budget works on the rest over the link") {
