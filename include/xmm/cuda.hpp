@@ -10,9 +10,11 @@
 
 #if __has_include("../../backends/cuda/launcher.hpp")
 #include "../../backends/cuda/launcher.hpp"
+#include "../../backends/cuda/managed.hpp"
 #define XMM_HAS_CUDA 1
 #elif __has_include("cuda/launcher.hpp")
 #include <xmm/cuda/launcher.hpp>
+#include <xmm/cuda/managed.hpp>
 #define XMM_HAS_CUDA 1
 #else
 #define XMM_HAS_CUDA 0
@@ -22,6 +24,7 @@
 namespace xmm {
 
 using cuda_vmm = cuda::vmm;
+using cuda_managed = cuda::managed;
 using cuda_stream = cuda::stream;
 
 }  // namespace xmm

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // default_devices.hpp - the devices that a space gets when none are named.
 //
-// Model    All CUDA devices of the process, unless XMM_CONF says cuda:off; without one, software XPUs as XMM_CONF
+// Model    All CUDA devices of the process, in the mode that XMM_CONF says (cuda:vmm or cuda:managed; cuda:off: none);
+//          without one, software XPUs as XMM_CONF
 //          describes them: soft_devices (1), soft_bytes (a quarter of the host's memory, at most 1 GiB),
 //          soft_link (bytes a second, 0 = unlimited). One driver a process, shared by all spaces and shared
 //          objects.
@@ -130,8 +131,9 @@ private:
 
 #if XMM_HAS_CUDA
 
-// A driver for all CUDA devices over this machine's hosts.
-inline result<std::unique_ptr<cuda::vmm>> make_cuda_driver(const topology& machine) noexcept {
+// A driver for all CUDA devices over this machine's hosts, in the mode that is its type: cuda::vmm or cuda::managed.
+template <class Mode = cuda::vmm>
+result<std::unique_ptr<Mode>> make_cuda_driver(const topology& machine) noexcept {
     try {
         auto found = cuda::find_devices();
         if (!found) {
@@ -146,7 +148,7 @@ inline result<std::unique_ptr<cuda::vmm>> make_cuda_driver(const topology& machi
         options.host_numa = hosts.numa;
         options.host_bytes = hosts.bytes;
         options.queue_salt = registry::next_number(number_kind::backend);
-        return cuda::vmm::open(*found, device_ids, hosts.ids, options);
+        return Mode::open(*found, device_ids, hosts.ids, options);
     } catch (const std::bad_alloc&) {
         return fail(errc::no_memory, "the host has no memory for a driver");
     }
@@ -154,45 +156,60 @@ inline result<std::unique_ptr<cuda::vmm>> make_cuda_driver(const topology& machi
 
 class default_cuda_devices {
 public:
-    static constexpr const char* registry_key = "default_cuda_devices/1";
+    static constexpr const char* registry_key = "default_cuda_devices/2";
 
-    default_cuda_devices() noexcept : driver_{make()} {
+    default_cuda_devices() noexcept : outcome_{make()} {
         constexpr int no_device = cuda::CUDA_ERROR_NO_DEVICE;
-        const status why = driver_.error();
-        if (!driver_ && why.driver_code != 0 && why.driver_code != no_device) {
+        const status why = outcome_;
+        if (!why && why.driver_code != 0 && why.driver_code != no_device) {
             std::fprintf(stderr, "xmm: CUDA is not used: %s (%d)\n", why.why, why.driver_code);
         }
     }
-    [[nodiscard]] result<cuda::vmm*> driver() noexcept {
-        return driver_ ? result<cuda::vmm*>{driver_->get()} : result<cuda::vmm*>{driver_.error()};
+    [[nodiscard]] result<backend_ref> driver() noexcept {
+        return outcome_ ? result<backend_ref>{managed_ != nullptr ? backend_ref{*managed_}
+                                                                  : backend_ref{*vmm_}}
+                        : result<backend_ref>{outcome_};
     }
 
 private:
-    static result<std::unique_ptr<cuda::vmm>> make() noexcept {
+    status make() noexcept {
         const std::string_view mode = conf::of_process().text("cuda", "vmm");
         if (mode == "off") {
             return fail(errc::unsupported, "CUDA is switched off by XMM_CONF");
         }
+        if (mode == "managed") {
+            auto made = make_cuda_driver<cuda::managed>(machine_topology());
+            if (made) {
+                managed_ = std::move(*made);
+            }
+            return made.error();
+        }
         if (mode != "vmm") {
-            std::fprintf(stderr, "xmm: XMM_CONF: cuda:%.*s: expected off or vmm; vmm is taken\n",
+            std::fprintf(stderr,
+                         "xmm: XMM_CONF: cuda:%.*s: expected off, vmm or managed; vmm is taken\n",
                          static_cast<int>(mode.size()), mode.data());
         }
         auto made = make_cuda_driver(machine_topology());
-        // A unified pointer needs pages that the CPU and the devices can both reach.
-        if (made) {
-            auto about = (*made)->describe((*made)->nodes()[0]);
-            if (!about) {
-                return about.error();
-            }
-            if (!about->able.has(ability::host_frames)) {
-                return fail(errc::unsupported, "the CUDA driver makes no host memory here",
-                            cuda::CUDA_ERROR_NOT_SUPPORTED);
-            }
+        if (!made) {
+            return made.error();
         }
-        return made;
+        // A unified pointer needs pages that the CPU and the devices can both reach.
+        auto about = (*made)->describe((*made)->nodes()[0]);
+        if (!about) {
+            return about.error();
+        }
+        if (!about->able.has(ability::host_frames)) {
+            return fail(errc::unsupported, "the CUDA driver makes no host memory here",
+                        cuda::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        vmm_ = std::move(*made);
+        return {};
     }
 
-    result<std::unique_ptr<cuda::vmm>> driver_;
+    std::unique_ptr<cuda::vmm>
+        vmm_;  // one of the two, if the outcome is ok; before it, since make() fills them
+    std::unique_ptr<cuda::managed> managed_;
+    status outcome_;
 };
 
 #endif
@@ -201,9 +218,9 @@ private:
 inline result<backend_ref> default_driver(device_kind wanted) noexcept {
 #if XMM_HAS_CUDA
     if (wanted != device_kind::soft) {
-        result<cuda::vmm*> found = registry::object<default_cuda_devices>().driver();
+        result<backend_ref> found = registry::object<default_cuda_devices>().driver();
         if (found) {
-            return backend_ref{**found};
+            return found;
         }
         if (wanted == device_kind::cuda) {
             return found.error();

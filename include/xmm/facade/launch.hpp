@@ -4,7 +4,8 @@
 // Model    launch(queue, {reads(x), writes(y)}, fn) prepares the ranges, calls fn with the launcher of
 //          the queue's device, and remembers the ranges until the work is done. On devices that fault, a
 //          range is a hint for placement; on others every page of every range is mapped before fn runs
-//          and stays until the work is done, so a kernel must touch nothing else.
+//          and stays until the work is done, so a kernel must touch nothing else; only a device whose driver owns
+//          the pages bears it, and is slow at it.
 //          fn takes cuda_stream& (CUDA devices) or soft::stream& (software devices). A launch may be a set of
 //          overloads, of which the queue's device takes the one for it; each names the type that it takes.
 // Threads  Any. On devices without faults, launches of one space are prepared one after another.
@@ -149,6 +150,9 @@ template <class... Launchers, class Fn>
     detail::launch_preparation marks{state, **on, uses, detail::launch_preparation::grip_of(**on)};
     if (status prepared = marks.prepare(); !prepared) {
         return prepared;
+    }
+    if (status placed = marks.place(line.id()); !placed) {
+        return placed;
     }
     status called;
     try {

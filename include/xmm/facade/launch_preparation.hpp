@@ -3,11 +3,15 @@
 //
 // Model    With a firm grip every page gets a mapping for the device and is marked under the same lock, so
 //          that it stays; with a loose one it is only marked. The marks are taken back unless handed over.
+//          Where a driver owns the pages, those that were placed on the device are placed once more in the order of
+//          the queue, since the CPU may have taken some unseen.
 // Threads  One thread an object. Firm preparations of one space come one after another: the caller sees to it.
 // Failure  All or nothing.
 #pragma once
 
+#include <array>
 #include <span>
+#include <utility>
 
 #include <xmm/facade/space_state.hpp>
 
@@ -37,6 +41,10 @@ public:
     }
 
     status prepare() noexcept {
+        if (is_steered(on_)) {
+            // What another device is done with need not be used over the link.
+            state_.core.uses().retire_finished();
+        }
         for (const use& one : uses_) {
             if (status marked = mark(one); !marked) {
                 return marked;
@@ -45,6 +53,20 @@ public:
             part_ = {};
         }
         return {};
+    }
+    // After prepare(), with a firm grip. What follows in the queue finds the pages there. On a failure nothing of it is
+    // on its way any more, so that the marks may go.
+    status place(queue_id line) noexcept {
+        if (!is_steered(on_)) {
+            return {};
+        }
+        const status placed = place_all(line);
+        if (!placed) {
+            if (auto point = on_.driver.record(line)) {
+                static_cast<void>(on_.driver.wait(*point));
+            }
+        }
+        return placed;
     }
     // The marks last until the ticket is reached. Without one, until the queue gives one after all: what is in it
     // runs; only of a lost one nothing does, and they end here.
@@ -58,6 +80,52 @@ public:
     }
 
 private:
+    // Ranges for one call of the driver, grown as long as they lie in a row.
+    struct stretches {
+        std::array<va_range, 32> ranges;
+        std::size_t count = 0;
+
+        bool try_add(va_range next) noexcept {
+            if (count > 0 && ranges[count - 1].end() == next.begin) {
+                ranges[count - 1].bytes += next.bytes;
+                return true;
+            }
+            if (count == ranges.size()) {
+                return false;
+            }
+            ranges[count++] = next;
+            return true;
+        }
+        status place(const node& on, queue_id line) noexcept {
+            if (count == 0) {
+                return {};
+            }
+            return on.driver.place(line, {ranges.data(), std::exchange(count, 0)}, on.id).error();
+        }
+    };
+
+    status place_all(queue_id line) noexcept {
+        stretches found;
+        for (const use& one : uses_) {
+            for (address at = one.range.begin; at < one.range.end();) {
+                va_range span;
+                bool is_here = false;
+                state_.core.with_granule(at, [&](granule& page) {
+                    span = page.va;  // marked, so it is there
+                    is_here = page.frames[on_.slot] != nullptr;
+                });
+                if (is_here && !found.try_add(span)) {
+                    if (status placed = found.place(on_, line); !placed) {
+                        return placed;
+                    }
+                    static_cast<void>(found.try_add(span));
+                }
+                at = span.end();
+            }
+        }
+        return found.place(on_, line);
+    }
+
     status mark(const use& one) noexcept {
         const bool must_map = grip_ == use_grip::firm;
         for (address at = one.range.begin; at < one.range.end();) {

@@ -115,6 +115,10 @@ public:
         if (!at) {
             return at.error();
         }
+        if (is_steered(**at)) {
+            return fail(errc::unsupported,
+                        "a heap needs frames: this driver owns its pages (CUDA's mode `managed`)");
+        }
         std::lock_guard guard{heaps_order_};
         std::unique_ptr<device_heap>& one = heaps_[(*at)->slot];
         if (one == nullptr) {
@@ -145,6 +149,10 @@ public:
             return made.error();
         }
         region& one = **made;
+        if (status told = engine.hints.settle_in(one); !told) {
+            static_cast<void>(unmap(to_pointer(one.va.begin)));
+            return told;
+        }
         if (wanted.fixed != no_node) {
             const status filled = engine.hints.make_resident(core.find_place(wanted.fixed), one.va);
             if (!filled) {
@@ -314,6 +322,10 @@ private:
             if (named != no_node && core.find_node(named) == nullptr) {
                 return fail(errc::unknown_node, "no such node is attached to this space");
             }
+        }
+        if (wanted.fixed != no_node && is_steered(*core.find_node(wanted.fixed))) {
+            return fail(errc::unsupported,
+                        "this driver moves its pages itself: none can be fixed to a node");
         }
         if (wanted.fixed != no_node && bytes > core.find_node(wanted.fixed)->book->limit()) {
             return fail(errc::no_memory, "fixed memory larger than what its node may hold");

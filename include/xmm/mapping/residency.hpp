@@ -7,6 +7,9 @@
 //          duplicated   read-mostly: the data on its home node and as clean copies elsewhere, all
 //                       mappings read-only
 //          released     its region is gone; the record waits to be used again
+//          Where a driver owns the pages it is what we told it last: untouched, nothing yet; on_host or on_device, to
+//          place it there; duplicated, to keep copies. The CPU's touches, which nobody sees, may have moved it since:
+//          where it is now is unknown until it is placed again, by hand or by a launch that names it.
 #pragma once
 
 #include <cstdint>

@@ -60,6 +60,15 @@ public:
         return {};
     }
 
+    // After a region was mapped: a driver that owns its pages is told where they stay.
+    status settle_in(const region& made) noexcept {
+        status told;
+        space_.with_granule(made.va.begin, [&](granule& page) {
+            told = moves_.keep_on_host(made.va, moves_.host_of(page));
+        });
+        return told;
+    }
+
     // Every page resident on the node, or an error; nothing keeps it there afterwards.
     status make_resident(place to, va_range range) noexcept {
         for (address at = range.begin; at < range.end();) {
@@ -135,12 +144,21 @@ private:
                     }
                 }
                 break;
-            // Writers keep their mapping: the next move or copy takes it.
+            // Writers keep their mapping: the next move or copy takes it. A driver that owns the pages is told of
+            // both hints when it matters: of copies while there are some, of the host where they stay at once.
             case advice::read_mostly: page.is_read_mostly = true; break;
             case advice::unset_read_mostly: page.is_read_mostly = false; break;
-            case advice::preferred: page.preferred = to.slot; break;
-            case advice::unset_preferred: page.preferred = no_slot; break;
+            case advice::preferred: prefer_locked(page, to.slot); break;
+            case advice::unset_preferred: prefer_locked(page, no_slot); break;
             default: break;
+        }
+    }
+    void prefer_locked(granule& page, std::uint8_t slot) noexcept {
+        const node& before = moves_.host_of(page);
+        page.preferred = slot;
+        const node& after = moves_.host_of(page);
+        if (&before != &after) {
+            static_cast<void>(moves_.keep_on_host(page.va, after));
         }
     }
 
@@ -149,6 +167,7 @@ private:
         for (address at = range.begin; at < range.end();) {
             address after = 0;
             granule* moving = nullptr;
+            granule* leaving = nullptr;
             const bool is_there = space_.with_granule(at, [&](granule& page) {
                 after = page.va.end();
                 if (!range.contains(page.va) || page.pins > 0 || page.is_fixed || page.is_held() ||
@@ -159,11 +178,19 @@ private:
                     moving = &page;
                     return;
                 }
+                if (moves_.is_steering()) {
+                    page.begin_transit_locked(false);
+                    leaving = &page;
+                    return;
+                }
                 static_cast<void>(
                     moves_.discard_locked(page, residency_step::discard, residency::untouched));
             });
             if (!is_there) {
                 return fail(errc::not_mapped, "the range was unmapped meanwhile");
+            }
+            if (leaving != nullptr) {
+                static_cast<void>(moves_.forget(*leaving));
             }
             if (moving != nullptr) {
                 moving->await_rest();
@@ -207,7 +234,8 @@ private:
     template <class Fn>
     result<va_range> settle(place to, address at, Fn&& fn, bool counts_pins = false,
                             granule_in_use* busy = nullptr) noexcept {
-        enum { done, again, rest, holds, uses, move } next = done;
+        enum { done, again, rest, holds, uses, move, place_again } next = done;
+        bool is_placed = false;  // this call has told the driver that owns the pages
         hold_waiter holders;
         for (unsigned round = 0; round < max_rounds; ++round) {
             granule* found = nullptr;
@@ -219,6 +247,12 @@ private:
                 next = done;
                 if (page.is_moving()) {
                     next = rest;
+                } else if (const status noted = moves_.note_on_host_locked(page); !noted) {
+                    outcome = noted;
+                } else if (!is_placed && is_at_home_locked(page, to) &&
+                           moves_.is_worth_placing_locked(page, *to.at)) {
+                    page.begin_transit_locked(false);
+                    next = place_again;
                 } else if (is_at_home_locked(page, to)) {
                     outcome = enter_home_locked(page);
                     if (outcome) {
@@ -260,7 +294,14 @@ private:
                     }
                     space_.uses().await_unused(*found, va, use_grip::firm);
                     break;
+                case place_again:
+                    if (status placed = moves_.place_again(*to.at, {&found, 1}, false); !placed) {
+                        return placed;
+                    }
+                    is_placed = true;
+                    break;
                 case move:
+                    is_placed = true;
                     if (status moved = move_to(*found, to, va.bytes); !moved) {
                         return moved;
                     }

@@ -4,6 +4,7 @@
 // Model    Copies and fills of a batch that share a queue go down it as one call: a lane. Quiet work yields the
 //          link to faults: in chunks, one mover a queue at a time, until somebody waits for one of its pages.
 //          Between two devices that do not reach each other the bytes make a stop on the host.
+//          Where a driver owns the pages there is nothing to copy: it is told to place them.
 // Threads  Any. No lock is held: nobody else changes the frames of a granule in transit.
 // Failure  Each granule of a lane that failed gets the outcome; the others go on.
 #pragma once
@@ -16,6 +17,7 @@
 #include <sys/mman.h>
 
 #include <xmm/mapping/address_space.hpp>
+#include <xmm/placement/frame_stock.hpp>
 
 namespace xmm {
 
@@ -81,7 +83,7 @@ public:
         }
         std::array<result_ticket, max_batch> points;
         for (unsigned i = 0; i < lane_count; ++i) {
-            if (is_quiet && !all[i].is_fill) {
+            if (is_quiet && !all[i].is_fill && all[i].placed_on == nullptr) {
                 copy_quietly(all[i]);
             } else {
                 points[i] = submit(all[i], is_quiet ? all[i].quiet : all[i].urgent);
@@ -99,13 +101,40 @@ public:
         }
     }
 
+    // Tells a driver that owns the pages to put those of the device there, once more: the CPU's touches, which nobody
+    // sees, may have taken some. The granules have their frames there and are in transit.
+    status place_again(node& device, std::span<const va_range> ranges, bool is_quiet) noexcept {
+        auto point = device.driver.place(device.queues[is_quiet ? node::quiet_in : node::urgent_in],
+                                         ranges, device.id);
+        return point ? device.driver.wait(*point) : point.error();
+    }
+    // Gives up the bytes of one granule in transit whose driver owns its pages, and any device's memory with them.
+    status forget(granule& one) noexcept {
+        for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
+            if (one.frames[slot] == nullptr) {
+                continue;
+            }
+            node& device = space_.at_slot(slot);
+            const queue_id queue = device.queues[node::urgent_out];
+            // Without it the bytes are carried home for nothing.
+            static_cast<void>(device.driver.discard(queue, {&one.va, 1}));
+            auto point = device.driver.place(queue, {&one.va, 1}, space_.host_near(device).id);
+            if (status gone = point ? device.driver.wait(*point) : point.error(); !gone) {
+                return gone;
+            }
+        }
+        return {};
+    }
+
 private:
     // Copies or fills that go down one queue together, as one call.
     struct lane {
         node* at = nullptr;
+        node* placed_on = nullptr;  // where the driver that owns the pages is to place them
         queue_id urgent;
         queue_id quiet;
         bool is_fill = false;
+        bool is_copied = false;  // placed beside the host's page, which must be there first
         unsigned count = 0;
         std::array<piece, max_batch> pieces;
         std::array<page_move*, max_batch> owners;
@@ -130,6 +159,10 @@ private:
     void add_to_lane(lanes& all, unsigned& lane_count, page_move& one) noexcept {
         frame_record* from = one.moved->home_frame();
         node& target = space_.at_slot(one.to->slot);
+        if (is_steered(target)) {
+            add_to_placing_lane(all, lane_count, one);
+            return;
+        }
         if (from == nullptr && (one.to->backing.zeroed || one.is_overwritten)) {
             return;
         }
@@ -176,6 +209,48 @@ private:
                               {{one.to->backing.standing, bytes}, {from->backing.standing, bytes}});
         count_bytes(one, from);
     }
+    // The queue of a device that takes part carries the order, any device's what stays on hosts.
+    void add_to_placing_lane(lanes& all, unsigned& lane_count, page_move& one) noexcept {
+        frame_record* from = one.moved->home_frame();
+        node& target = space_.at_slot(one.to->slot);
+        const bool is_out = from != nullptr && target.is_host && !from->is_host;
+        node* carrier = is_out           ? &space_.at_slot(from->slot)
+                        : target.is_host ? space_.host_carrier()
+                                         : &target;
+        if (carrier == nullptr) {
+            return;  // from host to host, and no device is left: the page stays on either
+        }
+        if (one.keeps_copy) {
+            // For as long as there are copies: else the driver would make some of its own.
+            one.outcome =
+                target.driver.advise({&one.moved->va, 1}, driver_advice::read_mostly, target.id);
+            if (!one.outcome) {
+                return;
+            }
+        }
+        // In transit: nobody else changes the state.
+        const bool is_copied =
+            one.keeps_copy && !target.is_host && one.moved->current() != residency::duplicated;
+        unsigned i = 0;
+        while (i < lane_count && !(all[i].at == carrier && all[i].placed_on == &target &&
+                                   all[i].is_copied == is_copied)) {
+            ++i;
+        }
+        lane& chosen = all[i];
+        if (i == lane_count) {
+            ++lane_count;
+            chosen.at = carrier;
+            chosen.placed_on = &target;
+            chosen.is_copied = is_copied;
+            chosen.urgent = carrier->queues[is_out ? node::urgent_out : node::urgent_in];
+            chosen.quiet = carrier->queues[is_out ? node::quiet_out : node::quiet_in];
+        }
+        chosen.pieces[chosen.count] = {one.moved->va, one.moved->va};
+        chosen.owners[chosen.count++] = &one;
+        if (from != nullptr) {
+            count_bytes(one, from);
+        }
+    }
     void count_bytes(const page_move& one, const frame_record* from) noexcept {
         node& target = space_.at_slot(one.to->slot);
         (from != nullptr ? target.bytes_in : target.bytes_zeroed).add(one.bytes);
@@ -195,12 +270,22 @@ private:
     }
 
     result_ticket submit(lane& one, queue_id queue) noexcept {
-        if (one.is_fill) {
+        if (one.is_fill || one.placed_on != nullptr) {
             std::array<va_range, max_batch> ranges;
             for (unsigned i = 0; i < one.count; ++i) {
                 ranges[i] = one.pieces[i].to;
             }
-            return submitted(one, one.at->driver.zero(queue, {ranges.data(), one.count}));
+            const std::span<const va_range> all{ranges.data(), one.count};
+            // Else the only copy would be the device's, and stay there once copies end.
+            if (one.is_copied) {
+                const node_id host = space_.host_near(*one.placed_on).id;
+                if (auto first = one.at->driver.place(queue, all, host); !first) {
+                    return submitted(one, first.error());
+                }
+            }
+            return submitted(one, one.is_fill
+                                      ? one.at->driver.zero(queue, all)
+                                      : one.at->driver.place(queue, all, one.placed_on->id));
         }
         return submitted(one, one.at->driver.memcpy(queue, {one.pieces.data(), one.count}));
     }

@@ -51,8 +51,11 @@ public:
         early.stop();
     }
 
-    // From now on CPU touches of the space's pages come here.
+    // From now on CPU touches of the space's pages come here; of pages that a driver owns, they go to the driver.
     [[nodiscard]] status trap_cpu_faults() noexcept {
+        if (moves.is_steering()) {
+            return {};
+        }
         const status added = fault_trap::instance().add({this, &owns, &on_cpu_fault});
         is_trapping_ = added.is_ok();
         return added;
@@ -61,6 +64,11 @@ public:
     [[nodiscard]] status attach_devices(backend_ref driver) noexcept {
         if (space_.is_attached(driver)) {
             return fail(errc::busy, "this driver is attached already");
+        }
+        if (moves.is_steering() ? driver != space_.at_slot(cpu_accessor).driver
+                                : !driver.has_frames()) {
+            return fail(errc::unsupported,
+                        "a driver that owns the pages shares a space with no other driver");
         }
         // Faults first, since that can be taken back. Devices without them are served before each launch.
         status on = fail(errc::unsupported, "no faults");

@@ -84,9 +84,7 @@ private:
                 case step::await_uses:
                     space_.uses().await_unused(*page, next.va, use_grip::firm);
                     break;
-                case step::await_driver:
-                    ::usleep(1000);
-                    break;
+                case step::await_driver: ::usleep(1000); break;
                 case step::move:
                     if (!bring(*page, state, next)) {
                         return state.last;
@@ -133,6 +131,9 @@ private:
         }
         if (page.is_moving()) {
             return look_at_moving_locked(page, state);
+        }
+        if (const status noted = moves_.note_on_host_locked(page); !noted) {
+            return {.outcome = noted};
         }
         switch (page.current()) {
             case residency::untouched: return place_first_locked(page, state);
@@ -237,7 +238,8 @@ private:
         if (!moves_.can_lose_mappings_locked(page)) {
             return {.kind = step::await_uses, .va = page.va};
         }
-        const bool duplicates = page.is_read_mostly && !has_write(state.wanted);
+        const bool duplicates = page.is_read_mostly && !has_write(state.wanted) &&
+                                moves_.can_copy_locked(page, state.from);
         if (state.is_cpu() || state.stays_on_host) {
             return begin_move_locked(page, space_.host_near(space_.at_slot(page.home)).slot,
                                      duplicates);
@@ -250,6 +252,10 @@ private:
 
     step look_at_copies_locked(granule& page, attempt& state) noexcept {
         if (!has_write(state.wanted)) {
+            if (state.stays_on_host && is_steered(state.from) &&
+                page.frames[state.accessor] == nullptr) {
+                return end_copies_locked(page);
+            }
             if (moves_.visible_frame(page, state.accessor) != nullptr &&
                 (state.is_cpu() || page.frames[state.accessor] != nullptr || state.stays_on_host)) {
                 return enter_locked(page, state, access::read);
@@ -276,6 +282,19 @@ private:
         frame_record* own = moves_.visible_frame(page, state.accessor);
         const status collapsed =
             moves_.collapse_locked(page, own != nullptr ? own->slot : page.home);
+        return collapsed ? step{.kind = step::again} : step{.outcome = collapsed};
+    }
+
+    // A driver that owns the pages gives each reader a copy while there are some, room or not.
+    step end_copies_locked(granule& page) noexcept {
+        if (page.is_held()) {
+            return {.kind = step::await_holds};
+        }
+        if (!moves_.can_lose_mappings_locked(page)) {
+            return {.kind = step::await_uses, .va = page.va};
+        }
+        const status collapsed =
+            moves_.collapse_locked(page, space_.frame_at(page, space_.find_place(any_host))->slot);
         return collapsed ? step{.kind = step::again} : step{.outcome = collapsed};
     }
 

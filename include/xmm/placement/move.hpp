@@ -8,6 +8,11 @@
 // Threads  Any. No lock is held across a copy; page locks of a batch are taken in address order.
 // Failure  All or nothing for each granule: on failure its data and record are as before and the new frame
 //          is back in its pool. Mappings may be fewer or read-only: the next access asks for them again.
+//
+// Where a driver owns the pages (see frame_stock.hpp) the records are the same and mean less: a frame, where the page
+// was placed last; a mapping, that the accessor was brought to it. The CPU reaches such a page at any time and unseen:
+// what it has touched since is somewhere, until the page is named or placed again, which costs little if it is there
+// still. So a device's ledger counts at least what we have placed there.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +20,7 @@
 #include <span>
 
 #include <xmm/placement/contents.hpp>
+#include <xmm/placement/frame_stock.hpp>
 
 namespace xmm {
 
@@ -35,21 +41,90 @@ public:
     }
 
     // With the page lock: whether no unfinished launch depends on a mapping that its device, since it takes
-    // no faults, could not ask for again.
+    // no faults, could not ask for again. A driver that owns the pages would bring them back, uncounted.
     [[nodiscard]] bool can_lose_mappings_locked(const granule& one) noexcept {
         for (unsigned slot = space_.host_count();
              slot < space_.node_count() && one.is_firmly_used(); ++slot) {
+            const node& device = space_.at_slot(slot);
             if (one.mapped[slot] != access::none &&
-                !space_.at_slot(slot).can(ability::moves_under_access)) {
+                (is_steered(device) || !device.can(ability::moves_under_access))) {
                 return false;
             }
         }
         return true;
     }
 
+    // ---- pages that a driver owns
+
+    [[nodiscard]] bool is_steering() noexcept { return is_steered(space_.at_slot(cpu_accessor)); }
+    // The host where such a page stays unless it is placed on a device, and which devices reach it on.
+    [[nodiscard]] node& host_of(const granule& one) noexcept {
+        const unsigned first_device = space_.host_count();
+        const unsigned near = one.preferred != no_slot             ? one.preferred
+                              : first_device < space_.node_count() ? first_device
+                                                                   : cpu_accessor;
+        return space_.host_near(space_.at_slot(near));
+    }
+    // With the page lock: what nobody has placed yet is on its host, as far as anybody knows. The driver is not asked.
+    [[nodiscard]] status note_on_host_locked(granule& one) noexcept {
+        if (one.current() != residency::untouched || one.is_moving() || !is_steering()) {
+            return {};
+        }
+        node& host = host_of(one);
+        result<frame_record*> taken = stock_.take(host, one.va.bytes);
+        if (!taken) {
+            return taken.error();
+        }
+        (*taken)->owner = &one;
+        one.frames[host.slot] = *taken;
+        set_home_locked(one, residency_step::first_touch, host.slot);
+        host.active.move_to_recent(**taken);
+        host.first_touches.add(one.va.bytes / page_bytes);
+        return {};
+    }
+    // With the page lock: whether the device may have lost pages of it to the CPU, although it has its frame.
+    [[nodiscard]] bool is_worth_placing_locked(const granule& one, const node& on) const noexcept {
+        return !on.is_host && is_steered(on) && one.frames[on.slot] != nullptr && !one.is_moving();
+    }
+    // For granules in transit whose frames are there already; ends the transits.
+    status place_again(node& device, std::span<granule*> those, bool is_quiet) noexcept {
+        XMM_ASSERT(those.size() <= max_batch, "batch too long");
+        std::array<va_range, max_batch> ranges;
+        std::transform(those.begin(), those.end(), ranges.begin(),
+                       [](const granule* one) { return one->va; });
+        const status placed =
+            contents_.place_again(device, {ranges.data(), those.size()}, is_quiet);
+        for (granule* one : those) {
+            with(one->lock, [&] { one->end_transit_locked(); });
+        }
+        return placed;
+    }
+    // For one in transit: the contents are given up, and it is untouched. Ends the transit.
+    status forget(granule& one) noexcept {
+        status gone = contents_.forget(one);
+        std::lock_guard guard{one.lock};
+        if (gone) {
+            gone = end_copies_locked(one, false);
+        }
+        if (gone) {
+            gone = discard_locked(one, residency_step::discard, residency::untouched);
+        }
+        one.end_transit_locked();
+        return gone;
+    }
+    // Pages of a driver's: where a region's will stay, and devices reach them, unless we place them.
+    status keep_on_host(va_range range, const node& host) noexcept {
+        return is_steered(host) ? host.driver.advise({&range, 1}, driver_advice::preferred, host.id)
+                                : status{};
+    }
+    [[nodiscard]] frame_stock& stock() noexcept { return stock_; }
+
     // With the page lock: leaves one frame of a duplicated granule, on that slot, mapped nowhere.
     status collapse_locked(granule& one, unsigned keep) noexcept {
         XMM_ASSERT(one.frames[keep] != nullptr, "collapsed onto a node without a copy");
+        if (status ended = end_copies_locked(one, false); !ended) {
+            return ended;
+        }
         if (status cleared = clear_all_locked(one); !cleared) {
             return cleared;
         }
@@ -65,6 +140,9 @@ public:
     // With the page lock: drops the clean copy on that slot, which is not the home.
     status drop_copy_locked(granule& one, unsigned slot) noexcept {
         XMM_ASSERT(one.current() == residency::duplicated && one.home != slot, "not a clean copy");
+        if (status ended = end_copies_locked(one, count_frames(one) > 2); !ended) {
+            return ended;
+        }
         // A host's copy may be mapped by the CPU and by devices without one of their own.
         const status cleared =
             space_.at_slot(slot).is_host ? clear_all_locked(one) : clear_locked(one, slot);
@@ -78,13 +156,20 @@ public:
         return {};
     }
 
-    // With the page lock: gives up contents, frames and mappings.
-    status discard_locked(granule& one, residency_step step, residency to) noexcept {
+    // With the page lock: gives up contents, frames and mappings. Stand-ins go to `leaving`, if that is given: for who
+    // takes their bytes from the devices later.
+    status discard_locked(granule& one, residency_step step, residency to,
+                          frame_list* leaving = nullptr) noexcept {
         if (status cleared = clear_all_locked(one); !cleared) {
             return cleared;
         }
         for (unsigned slot = 0; slot < max_slots; ++slot) {
-            if (one.frames[slot] != nullptr) {
+            if (one.frames[slot] == nullptr) {
+                continue;
+            }
+            if (leaving != nullptr && is_steered(space_.at_slot(slot))) {
+                leaving->push_back(*unlink_locked(one, slot));
+            } else {
                 drop_frame_locked(one, slot);
             }
         }
@@ -155,7 +240,7 @@ public:
         if (status alone = clear_other_views_locked(one, accessor); !alone) {
             return alone;
         }
-        if (progress entered = at.driver.pmap_enter(at.id, {&whole, 1}); !entered) {
+        if (progress entered = enter(at, {&whole, 1}); !entered) {
             return entered.outcome;
         }
         seen->backing.zeroed = false;
@@ -183,6 +268,15 @@ public:
             }
         }
         return nullptr;
+    }
+
+    // With the page lock: whether a reader there may get a copy of a read-mostly page, the data staying where it is. Of
+    // a driver's pages a host always has one, so that it is known where they are once the copies end.
+    [[nodiscard]] bool can_copy_locked(granule& one, const node& to) noexcept {
+        if (!is_steered(to) || to.is_host || one.current() == residency::duplicated) {
+            return true;
+        }
+        return one.current() == residency::on_host;
     }
 
     // With the page lock: each of its frames goes to the recent end of its node's list, also one that a mover
@@ -250,6 +344,9 @@ private:
             } else {
                 freed[freed_count++] = one->to;
                 relink_locked(*one->moved);
+                if (one->keeps_copy && one->moved->current() != residency::duplicated) {
+                    static_cast<void>(tell_end_of_copies(*one->moved));
+                }
             }
         }
         enter_new_mappings(sorted);
@@ -258,7 +355,7 @@ private:
             one->moved->lock.unlock();
         }
         for (unsigned i = 0; i < freed_count; ++i) {
-            space_.at_slot(freed[i]->slot).pool.give_back(*freed[i]);
+            stock_.give_back(space_.at_slot(freed[i]->slot), *freed[i]);
         }
         return arrived;
     }
@@ -284,7 +381,7 @@ private:
                 continue;
             }
             node& at = space_.at_slot(accessor);
-            const progress cleared = at.driver.pmap_clear(at.id, {ranges.data(), count});
+            const progress cleared = clear(at, {ranges.data(), count});
             for (unsigned i = 0; i < count; ++i) {
                 if (i < cleared.done) {
                     owners[i]->moved->mapped[accessor] = access::none;
@@ -307,6 +404,11 @@ private:
         if (one.keeps_copy && old != nullptr) {
             page.step_locked(residency_step::duplicate, residency::duplicated);
             relink_locked(page);
+            // A driver that owns the pages gives devices that read over the link copies from now on: they ask again.
+            for (unsigned slot = space_.host_count();
+                 slot < space_.node_count() && is_steered(target); ++slot) {
+                page.mapped[slot] = page.frames[slot] != nullptr ? page.mapped[slot] : access::none;
+            }
             return nullptr;
         }
         const auto step = old != nullptr ? residency_step::move : residency_step::first_touch;
@@ -336,7 +438,7 @@ private:
             }
             if (count > 0) {
                 node& at = space_.at_slot(accessor);
-                const progress entered = at.driver.pmap_enter(at.id, {runs.data(), count});
+                const progress entered = enter(at, {runs.data(), count});
                 for (std::size_t i = 0; i < entered.done; ++i) {
                     visible_frame(*owners[i]->moved, accessor)->backing.zeroed = false;
                     owners[i]->moved->mapped[accessor] = runs[i].who;
@@ -347,6 +449,14 @@ private:
     }
 
     // ---- parts of a record, page lock held
+
+    // A driver that owns the pages maps them itself.
+    static progress enter(const node& at, std::span<const run> runs) noexcept {
+        return is_steered(at) ? progress{runs.size(), {}} : at.driver.pmap_enter(at.id, runs);
+    }
+    static progress clear(const node& at, std::span<const va_range> ranges) noexcept {
+        return is_steered(at) ? progress{ranges.size(), {}} : at.driver.pmap_clear(at.id, ranges);
+    }
 
     // Where accessors have to see one frame at an address, those that see another one than this accessor is about to
     // give way; busy: a kernel depends on what it sees.
@@ -377,7 +487,7 @@ private:
             return {};
         }
         node& at = space_.at_slot(accessor);
-        if (progress cleared = at.driver.pmap_clear(at.id, {&one.va, 1}); !cleared) {
+        if (progress cleared = clear(at, {&one.va, 1}); !cleared) {
             return cleared.outcome;
         }
         one.mapped[accessor] = access::none;
@@ -399,7 +509,30 @@ private:
         return record;
     }
     void drop_frame_locked(granule& one, unsigned slot) noexcept {
-        space_.at_slot(slot).pool.give_back(*unlink_locked(one, slot));
+        stock_.give_back(space_.at_slot(slot), *unlink_locked(one, slot));
+    }
+    // A driver that owns the pages has copies while it is told of them; without, one is left: the host's, which is
+    // there in any case (see can_copy_locked). What the devices lose had nothing of its own, so nothing is copied.
+    status end_copies_locked(granule& one, bool some_stay) noexcept {
+        if (one.current() != residency::duplicated) {
+            return {};
+        }
+        status told = tell_end_of_copies(one);
+        if (told && some_stay && is_steering()) {
+            node& host = host_of(one);
+            told = host.driver.advise({&one.va, 1}, driver_advice::read_mostly, host.id);
+        }
+        return told;
+    }
+    status tell_end_of_copies(granule& one) noexcept {
+        node& host = host_of(one);
+        if (!is_steered(host)) {
+            return {};
+        }
+        const status told =
+            host.driver.advise({&one.va, 1}, driver_advice::unset_read_mostly, host.id);
+        // The devices' mappings of the host's page went with their copies.
+        return told ? keep_on_host(one.va, host) : told;
     }
     void set_home_locked(granule& one, residency_step step, unsigned slot) noexcept {
         one.home = static_cast<std::uint8_t>(slot);
@@ -413,6 +546,7 @@ private:
 
     address_space& space_;
     contents contents_;
+    frame_stock stock_;
 };
 
 }  // namespace xmm

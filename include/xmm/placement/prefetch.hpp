@@ -4,6 +4,7 @@
 // Model    A job is a range and a node; up to four workers take stretches of its granules in turn, claim
 //          those that can move, and hand them to the mover as quiet work. Bytes in flight stay below 1/8
 //          of the node's limit. A job brings no more than the node can hold: the leading part of the range.
+//          Where a driver owns the pages, those that are there already are placed again: see move.hpp.
 // Threads  Jobs may be given from any thread. Workers start with the first job and end with the object. Two
 //          mutexes, taken before all ranked locks: the prefetcher's, then a job's.
 // Failure  A page that is pinned, in use or on its way is left alone: a prefetch is a hint.
@@ -139,6 +140,8 @@ private:
         std::array<page_move, max_batch> batch;
         unsigned count = 0;
         std::size_t bytes = 0;
+        std::array<granule*, max_batch> there;
+        unsigned there_count = 0;
         {
             std::lock_guard lock{job.lock_};
             if (job.is_taken_locked()) {
@@ -146,14 +149,22 @@ private:
             }
             ++job.workers_;
             const std::size_t most = stretch_bytes(job.to_);
-            while (count < max_batch && bytes < most && !job.is_taken_locked()) {
-                const std::size_t taken = claim_next_locked(job, batch[count]);
+            while (count < max_batch && there_count < max_batch && bytes < most &&
+                   !job.is_taken_locked()) {
+                granule* placed = nullptr;
+                const std::size_t taken = claim_next_locked(job, batch[count], placed);
+                if (placed != nullptr) {
+                    there[there_count++] = placed;
+                }
                 if (taken > 0) {
                     ++count;
                     bytes += taken;
                     job.room_ -= std::min(job.room_, taken);
                 }
             }
+        }
+        if (there_count > 0) {
+            static_cast<void>(moves_.place_again(job.to_, {there.data(), there_count}, true));
         }
         const std::size_t arrived = bring({batch.data(), count}, job.to_);
         std::lock_guard lock{job.lock_};
@@ -171,18 +182,31 @@ private:
         return std::clamp<std::size_t>(to.book->limit() / (8 * worker_count), 1, most);
     }
 
-    // Looks at one granule and advances. Returns its bytes if it is in transit now, else 0.
-    std::size_t claim_next_locked(prefetch_job& job, page_move& claimed) noexcept {
+    // Looks at one granule and advances. Returns its bytes if it is in transit now to the node, else 0; `placed`, if
+    // it is in transit where it is.
+    std::size_t claim_next_locked(prefetch_job& job, page_move& claimed,
+                                  granule*& placed) noexcept {
         address after = align_down(job.next_, page_bytes) + page_bytes;
         std::size_t bytes = 0;
         const bool is_mapped = space_.with_granule(job.next_, [&](granule& page) {
             after = page.va.end();
-            if (try_serve_locked(page, job.where_) || !frames_.can_move_locked(page)) {
+            if (!moves_.note_on_host_locked(page)) {
+                return;
+            }
+            if (try_serve_locked(page, job.where_)) {
+                if (moves_.is_worth_placing_locked(page, job.to_)) {
+                    page.begin_transit_locked(false);
+                    placed = &page;
+                }
+                return;
+            }
+            if (!frames_.can_move_locked(page)) {
                 return;
             }
             // A duplicated page has no single frame that could move: what comes is one more copy.
             const bool keeps_copy = page.current() == residency::duplicated ||
-                                    (page.is_read_mostly && is_resident(page.current()));
+                                    (page.is_read_mostly && is_resident(page.current()) &&
+                                     moves_.can_copy_locked(page, job.to_));
             page.begin_transit_locked(true);
             claimed = {.moved = &page,
                        .accessor = job.to_.accessor(),

@@ -43,7 +43,7 @@ public:
         for (unsigned attempt = 0; attempt < 64; ++attempt) {
             // acquire: pairs with the release in reclaim; read before the pool is asked.
             const std::uint32_t ended = from.reclaims_ended.load(std::memory_order_acquire);
-            result<frame_record*> taken = from.pool.take(bytes);
+            result<frame_record*> taken = moves_.stock().take(from, bytes);
             if (taken || taken.code() != errc::no_memory) {
                 return taken;
             }
@@ -54,7 +54,7 @@ public:
                 break;
             }
         }
-        result<frame_record*> taken = from.pool.take(bytes);
+        result<frame_record*> taken = moves_.stock().take(from, bytes);
         if (!taken) {
             const shortage now{from.id, bytes, from.book->used(), from.book->limit(),
                                taken.error().why};
@@ -208,9 +208,9 @@ private:
         }
         return count;
     }
-    // From a host only clean copies can go: nothing is roomier.
+    // From a host only clean copies can go: nothing is roomier. A driver's own stay with the devices' (see move.hpp).
     static bool is_copy(const granule& page, const node& on) noexcept {
-        return page.current() == residency::duplicated && page.home != on.slot;
+        return page.current() == residency::duplicated && page.home != on.slot && !is_steered(on);
     }
 
     std::size_t free_victims(node& from, std::span<granule*> victims) noexcept {

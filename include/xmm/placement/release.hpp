@@ -4,6 +4,7 @@
 // Model    Each page is waited for until nothing moves, holds or uses it, then emptied for good: a fault
 //          or hint that comes later finds no region there.
 // Threads  One thread a region (address_space::claim_for_unmap); any number of regions at once.
+//          Where a driver owns the pages, their bytes leave the ledgers once it has taken back the addresses.
 // Failure  no_memory if the OS refuses to clear a mapping even at a second try (vm.max_map_count): the
 //          region is still there and its remaining pages are intact.
 #pragma once
@@ -18,30 +19,36 @@ public:
 
     // `leaving` was claimed for unmap by this thread.
     status release(region& leaving) noexcept {
+        frame_list stand_ins;
         // The second round finds neighbours cleared, with which a hole can merge.
-        if (!release_pages(leaving)) {
-            if (status outcome = release_pages(leaving); !outcome) {
-                space_.give_up_unmap(leaving);
-                return outcome;
-            }
+        status outcome = release_pages(leaving, stand_ins);
+        if (!outcome) {
+            outcome = release_pages(leaving, stand_ins);
         }
-        space_.unmap(leaving);
-        return {};
+        if (!outcome) {
+            space_.give_up_unmap(leaving);
+        } else {
+            space_.unmap(leaving);
+        }
+        while (frame_record* one = stand_ins.pop_front()) {
+            moves_.stock().give_back(space_.at_slot(one->slot), *one);
+        }
+        return outcome;
     }
 
 private:
-    status release_pages(region& leaving) noexcept {
+    status release_pages(region& leaving, frame_list& stand_ins) noexcept {
         status all;
         for (address at = leaving.va.begin; at < leaving.va.end();) {
             const va_range span = leaving.granule_at(at);
-            if (status one = release_page(at, span); !one) {
+            if (status one = release_page(at, span, stand_ins); !one) {
                 all = one;
             }
             at = span.end();
         }
         return all;
     }
-    status release_page(address at, va_range span) noexcept {
+    status release_page(address at, va_range span, frame_list& stand_ins) noexcept {
         hold_waiter holders;
         for (;;) {
             granule* found = nullptr;
@@ -58,8 +65,8 @@ private:
                 } else if (page.is_used()) {
                     next = uses;
                 } else if (page.is_memory_locked(at)) {
-                    outcome =
-                        moves_.discard_locked(page, residency_step::unmap, residency::released);
+                    outcome = moves_.discard_locked(page, residency_step::unmap,
+                                                    residency::released, &stand_ins);
                 }
             });
             switch (next) {

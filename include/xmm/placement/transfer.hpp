@@ -4,7 +4,8 @@
 // Model    A copy is cut at granule ends. Each unified granule is held where its data is (it stays there
 //          until the hold is dropped), and the copy goes between standing addresses on the device's queue.
 //          Never-touched sources read as zero; never-touched destinations get a frame on their preferred
-//          node, else on the host. Plain memory takes part as it is.
+//          node, else on the host. Plain memory takes part as it is. Where a driver owns the pages, their own
+//          addresses are the standing ones, and the CPU copies what is on no device.
 // Threads  Any. A thread waits for a page only while it holds none, so two copies cannot wait for each other.
 // Failure  A failed copy leaves the destination's bytes undefined, all else as before.
 #pragma once
@@ -141,7 +142,9 @@ private:
     void choose_carrier(group::entry& one, const side& target, const side& source) noexcept {
         const bool to_device = target.on != nullptr && !target.on->is_host;
         const bool from_device = source.on != nullptr && !source.on->is_host;
-        if (to_device) {
+        if (moves_.is_steering() && !to_device && !from_device) {
+            one.carrier = nullptr;  // a device's queue might bring the pages to the device
+        } else if (to_device) {
             one.carrier = &space_.at_slot(target.on->slot);
             node* from = from_device ? &space_.at_slot(source.on->slot) : nullptr;
             one.far = from != nullptr && !is_direct(*from, *one.carrier) ? from : nullptr;
@@ -171,6 +174,8 @@ private:
             const bool is_unified = space_.with_granule(at, [&](granule& page) {
                 if (page.is_moving()) {
                     outcome = fail(errc::busy, "the page is on its way");
+                } else if (outcome = moves_.note_on_host_locked(page); !outcome) {
+                    return;
                 } else if (page.current() == residency::untouched && !has_write(who)) {
                     wanted.is_zero = true;
                 } else if (page.current() == residency::untouched) {
@@ -201,8 +206,9 @@ private:
                 return fail(errc::busy, "the page's copies are in use");
             }
             if (!moves_.can_lose_mappings_locked(page)) {
+                // Those of a driver that owns the pages end with the write.
                 for (frame_record* copy : page.frames) {
-                    if (copy != nullptr && copy != page.home_frame()) {
+                    if (!moves_.is_steering() && copy != nullptr && copy != page.home_frame()) {
                         wanted.copies[wanted.copy_count++] = copy;
                     }
                 }
@@ -213,7 +219,9 @@ private:
         page.add_hold_locked();
         wanted.held = &page;
         wanted.on = page.home_frame();
-        wanted.at = wanted.on->backing.standing + (wanted.at - page.va.begin);
+        if (!moves_.is_steering()) {
+            wanted.at = wanted.on->backing.standing + (wanted.at - page.va.begin);
+        }
         return {};
     }
     // The page is in transit for this thread.

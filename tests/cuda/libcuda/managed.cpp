@@ -510,6 +510,10 @@ SOFT_CUDA_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* at, std::size_t bytes, 
         }
         const std::size_t rounded = round_up(bytes, os_page_bytes());
         auto what = make_frame(nullptr, 0, rounded);
+        if (the_driver().poisons) {
+            // Drivers for Linux fill managed pages with zeroes, whatever is written of other memory.
+            ::madvise(what->window, rounded, MADV_REMOVE);
+        }
         const std::scoped_lock hold{memory_lock};
         auto* const place = reserve_address(rounded, page_bytes, 0);
         if (place == nullptr) {

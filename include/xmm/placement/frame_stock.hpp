@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// frame_stock.hpp - where the frames of a node come from and where they go back to.
+//
+// Model    Where frames are owned, that is the node's pool. Where a driver owns the pages (a steered node) it is nothing
+//          but the ledger: a stand-in is a record of a frame with handle 0, and says that we have told the driver to
+//          keep so many bytes there. So pages, lists and reclaim are the same for both.
+// Threads  Any; the page lock may be held.
+// Failure  As frame_pool::take.
+#pragma once
+
+#include <xmm/mapping/node.hpp>
+#include <xmm/mapping/slab.hpp>
+
+namespace xmm {
+
+// Whose driver owns the pages, and moves them when told: all nodes of a space, or none.
+[[nodiscard]] inline bool is_steered(const node& one) noexcept { return !one.driver.has_frames(); }
+
+class frame_stock {
+public:
+    [[nodiscard]] result<frame_record*> take(node& from, std::size_t bytes) noexcept {
+        return is_steered(from) ? take_stand_in(from, bytes) : from.pool.take(bytes);
+    }
+    // It backs nothing any more; a stand-in's bytes have left the node.
+    void give_back(node& to, frame_record& record) noexcept {
+        if (!is_steered(to)) {
+            to.pool.give_back(record);
+            return;
+        }
+        XMM_ASSERT(record.owner == nullptr, "a stand-in given back still backs pages");
+        to.book->release(record.backing.bytes);
+        record.backing = {};
+        stand_ins_.give_back(&record);
+    }
+
+private:
+    result<frame_record*> take_stand_in(node& from, std::size_t bytes) noexcept {
+        if (!from.book->try_reserve(bytes)) {
+            return fail(errc::no_memory, "the node's budget is used up");
+        }
+        frame_record* made = stand_ins_.make();
+        if (made == nullptr) {
+            from.book->release(bytes);
+            return fail(errc::no_memory, "the host has no memory for a frame's record");
+        }
+        made->backing = {.bytes = bytes, .node = from.id};
+        made->slot = from.slot;
+        made->is_host = from.is_host;
+        made->owner = nullptr;
+        made->link = {};
+        return made;
+    }
+
+    slab<frame_record> stand_ins_;
+};
+
+}  // namespace xmm
