@@ -84,9 +84,7 @@ private:
                 case step::await_uses:
                     space_.uses().await_unused(*page, next.va, use_grip::firm);
                     break;
-                case step::await_driver:
-                    ::usleep(1000);
-                    break;
+                case step::await_driver: ::usleep(1000); break;
                 case step::move:
                     if (!bring(*page, state, next)) {
                         return state.last;
