@@ -44,8 +44,8 @@ public:
     }
     ~host_frames() {
         locker_.drain();
-        if (standing_ != nullptr) {
-            ::munmap(standing_, 2 * window_bytes());
+        if (!windows_.is_empty()) {
+            ::munmap(to_pointer(windows_.begin), windows_.bytes);
         }
         if (file_ >= 0) {
             ::close(file_);
@@ -186,6 +186,11 @@ private:
             return fail(errc::unsupported, "the kernel refuses a memory file for host frames",
                         errno);
         }
+        // calloc: of a large host's, little is ever used.
+        dropped_.reset(static_cast<dropped*>(std::calloc(bytes / page_bytes, sizeof(dropped))));
+        if (dropped_ == nullptr) {
+            return fail(errc::no_memory, "no memory to keep account of host frames");
+        }
         // Both windows in one range, begun at a page.
         constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         const std::size_t all = 2 * bytes + page_bytes;
@@ -204,13 +209,8 @@ private:
             ::munmap(to_pointer(begin), 2 * bytes);
             return outcome;
         }
-        standing_ = to_pointer(begin);
+        windows_ = {begin, 2 * bytes};
         window_.assign({begin, bytes});
-        // calloc: of a large host's, little is ever used.
-        dropped_.reset(static_cast<dropped*>(std::calloc(bytes / page_bytes, sizeof(dropped))));
-        if (dropped_ == nullptr) {
-            return fail(errc::no_memory, "no memory to keep account of host frames");
-        }
         bind();
         return {};
     }
@@ -350,8 +350,8 @@ private:
     const node_id node_;
     const int numa_;
     const std::size_t bytes_;
-    int file_ = -1;             // (C) once open, as are the next two
-    void* standing_ = nullptr;  // both windows
+    int file_ = -1;     // (C) once open, as are the next two
+    va_range windows_;  // both
     bool can_split_ = false;
     address_window window_;
     page_locker::errand burial_;

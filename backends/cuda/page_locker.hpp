@@ -125,7 +125,7 @@ public:
 
 private:
     // Longer than it takes when the devices are idle: 0.6 ms for 32 MiB.
-    static constexpr std::uint64_t patience_ns = 2'000'000;
+    static constexpr std::uint64_t patience_ns = 5'000'000;
 
     struct slot {
         errand job;

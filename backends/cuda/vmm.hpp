@@ -3,7 +3,8 @@
 //
 // Model    One object for any number of devices and the host nodes beside them, over the driver API. Frames
 //          of a device are handles of the driver; those of a host are shared memory of our own, or handles, too,
-//          where that does not work here. Addresses are reservations of the driver's. Kernels are launched beside the backend: launcher.hpp.
+//          where that does not work here. Addresses are reservations of the driver's. Kernels are launched beside
+//          the backend: launcher.hpp.
 // Threads  Any thread may call any operator, with ranks above backend_queue held. The last call has returned
 //          before the destructor starts; it lets the submitted work finish.
 // Failure  As concepts/backend.hpp says. open() says why there is nothing to drive. A child of fork must not

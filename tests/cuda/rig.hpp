@@ -6,10 +6,12 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <csetjmp>
 #include <csignal>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../support/cuda_device.hpp"
@@ -79,6 +81,18 @@ struct cuda_rig {
     status enter(node_id who, va_range va, frame f, access how) {
         const run one{va, f, how};
         return b.pmap_enter(who, {&one, 1}).outcome;
+    }
+    // Where a host frame may be leaving the place still: on a busy machine that takes a while.
+    status enter_soon(node_id who, va_range va, frame f, access how) {
+        status outcome;
+        for (int i = 0; i < 1000; ++i) {
+            outcome = enter(who, va, f, how);
+            if (outcome.code != errc::busy) {
+                break;
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        }
+        return outcome;
     }
     status clear(node_id who, va_range va) { return b.pmap_clear(who, {&va, 1}).outcome; }
     std::uint64_t load(address at) { return load(at, queue); }
