@@ -66,6 +66,7 @@ public:
         const frame tried = made.value();
         const status outcome = probe(tried, device);
         drop(tried);
+        locker_.drain();  // nothing is left of the try
         return outcome;
     }
     // Whether the CPU can see a frame where devices see another one.
