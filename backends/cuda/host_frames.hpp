@@ -143,7 +143,7 @@ private:
             if (standing.is_empty()) {
                 return;
             }
-            const status unlocked = locker_.unlock_now(standing);
+            const status unlocked = locker_.unlock_after_work(standing);
             if (unlocked || unlocked.code == errc::device_lost) {
                 empty(standing);
                 window_.give(standing.begin, standing.bytes);
