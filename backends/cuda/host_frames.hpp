@@ -66,6 +66,7 @@ public:
         const frame tried = made.value();
         const status outcome = probe(tried, device);
         drop(tried);
+        locker_.drain();  // nothing is left of the try
         return outcome;
     }
     // Whether the CPU can see a frame where devices see another one.
@@ -142,7 +143,7 @@ private:
             if (standing.is_empty()) {
                 return;
             }
-            const status unlocked = locker_.unlock_now(standing);
+            const status unlocked = locker_.unlock_after_work(standing);
             if (unlocked || unlocked.code == errc::device_lost) {
                 empty(standing);
                 window_.give(standing.begin, standing.bytes);

@@ -5,7 +5,8 @@
 //          device's context can make or end it. So the first device that is not lost is asked. To end one, the
 //          driver waits for all work of the devices; and that work may wait for a lock that the caller holds, as a
 //          host function that touches a page does. So a thread of ours ends them, one after the other, and who
-//          asked waits only a little.
+//          asked waits only a little. While the driver waits it lets nobody else in, on any thread: so our own queues'
+//          work is awaited first, by its tickets.
 // Threads  Any. One lock guards errands and slots; errands run without it.
 // Failure  The driver's refusal, nothing done. busy: not over yet, ask again. device_lost: every device is.
 #pragma once
@@ -37,9 +38,16 @@ public:
         bool is_waiting = false;
     };
 
+    // Returns when the work that is in our queues now is done.
+    struct quiescence {
+        void (*await)(void*) noexcept = nullptr;
+        void* self = nullptr;
+    };
+
     // The devices may come later, and stay.
-    page_locker(const driver& on, const std::vector<std::unique_ptr<device>>& devices) noexcept
-        : driver_{on}, devices_{devices} {
+    page_locker(const driver& on, const std::vector<std::unique_ptr<device>>& devices,
+                quiescence work) noexcept
+        : driver_{on}, devices_{devices}, work_{work} {
         for (slot& one : slots_) {
             one.job.run = [](void* self) noexcept { static_cast<slot*>(self)->run(); };
             one.job.context = &one;
@@ -79,6 +87,11 @@ public:
         return on_some_device([&] {
             return driver_.call(&driver_api::mem_host_unregister, to_pointer(range.begin));
         });
+    }
+    // The same on the thread.
+    [[nodiscard]] status unlock_after_work(va_range range) noexcept {
+        work_.await(work_.self);
+        return unlock_now(range);
     }
     // The same, begun by the first call, if it comes to that; who gets busy asks again.
     [[nodiscard]] status unlock(va_range range) noexcept {
@@ -136,7 +149,7 @@ private:
 
         void run() noexcept {
             const va_range what = with(owner->lock_, [&] { return range; });
-            const status done = owner->unlock_now(what);
+            const status done = owner->unlock_after_work(what);
             with(owner->lock_, [&] {
                 outcome = done;
                 state = over;
@@ -217,6 +230,7 @@ private:
 
     const driver& driver_;
     const std::vector<std::unique_ptr<device>>& devices_;
+    const quiescence work_;
     std::mutex lock_;  // no rank: what waits on it takes no other lock of ours under it
     std::condition_variable bell_;
     std::thread worker_;

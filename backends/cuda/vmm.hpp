@@ -72,6 +72,8 @@ public:
                 one.work.close();
             }
         }
+        are_queues_gone_.store(true,
+                               std::memory_order_relaxed);  // relaxed: the drain below orders it
         locker_.drain();
     }
     vmm(const vmm&) = delete;
@@ -412,6 +414,22 @@ private:
           mappings_{on, locker_},
           slots_{std::make_unique<std::array<queue_slot, slot_count>>()} {}
 
+    // On the locker's thread. Streams under capture are passed over: nothing of theirs runs.
+    static void await_work(void* self) noexcept {
+        auto& me = *static_cast<vmm*>(self);
+        if (me.are_queues_gone_.load(std::memory_order_relaxed)) {
+            return;
+        }
+        for (queue_slot& one : *me.slots_) {
+            if (one.id.load(std::memory_order_acquire) == 0) {
+                continue;
+            }
+            if (result<ticket> point = one.work.record()) {
+                (void)one.work.wait(point->value);
+            }
+        }
+    }
+
     status build(std::span<const CUdevice> ordinals, std::span<const node_id> host_ids,
                  const vmm_options& options) {
         XMM_ASSERT(ordinals.size() == device_ids_.size(), "one id for each device");
@@ -684,7 +702,8 @@ private:
     const std::vector<node_id> device_ids_;
     const std::uint32_t queue_salt_;
     std::vector<std::unique_ptr<device>> devices_;  // (C) once built, as are the next seven
-    page_locker locker_{driver_, devices_};
+    std::atomic<bool> are_queues_gone_{false};
+    page_locker locker_{driver_, devices_, {&await_work, this}};
     std::vector<std::unique_ptr<call_thread>> calls_;     // one a device
     std::vector<std::unique_ptr<node_memory>> memories_;  // hosts first, then devices
     std::vector<int> host_numa_;

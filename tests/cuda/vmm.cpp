@@ -421,6 +421,14 @@ TEST_CASE("a capture is not broken by anything that the backend does") {
         CHECK(r.b.wait(r.b.zero(r.queue, {&some, 1}).value()));
         CHECK(r.b.record(adopted).code() == errc::busy);
         CHECK(r.clear(r.device, va));
+        if (r.b.describe(r.device)->able.has(ability::host_frames)) {
+            const frame host = r.create(r.host);
+            CHECK(r.enter(r.host, va, host, access::read_write));
+            CHECK(r.enter(r.device, va, host, access::read_write));
+            CHECK(r.clear(r.device, va));
+            CHECK(r.clear(r.host, va));
+            r.b.frame_drop(host);
+        }
         r.b.va_release(va);
         r.b.frame_drop(more);
         const queue_id line = *r.b.queue_create(r.device, queue_priority::background);
