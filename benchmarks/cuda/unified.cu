@@ -40,8 +40,19 @@ struct bench {
     }
     // Demotes as pressure does: nobody asks for the pages on the host, so the CPU has no mapping of them after.
     void push_out() {
-        must(space.set_budget(device, 2_MiB), "set_budget");
-        must(space.set_budget(device, xmm::no_budget), "set_budget");
+        limit(2_MiB);
+        limit(xmm::no_budget);
+    }
+    void limit(std::size_t bytes) {
+        const xmm::status outcome = space.set_budget(device, bytes);
+        if (!outcome) {
+            const xmm::shortage last = space.last_shortage();
+            std::fprintf(stderr,
+                         "%zu MiB of the device are left; short of %zu of %zu on node %d: %s\n",
+                         space.state().core.find_node(device)->book->used() >> 20, last.bytes,
+                         last.limit, last.node.value, last.cause);
+        }
+        must(outcome, "set_budget");
     }
     // Written by the device: so the host has no valid copy.
     void write_on_device(char* at, std::size_t bytes, std::uint64_t seed) {
@@ -200,15 +211,15 @@ void moves(bench& b, std::size_t bytes) {
                b.bring(b.device, one, bytes);
                b.write_on_device(one, bytes, 3);
            },
-           [&] { must(b.space.set_budget(b.device, 2_MiB), "set_budget"); }},
+           [&] { b.limit(2_MiB); }},
           {"xmm, dirty, will_need of the host",
            [&] {
-               must(b.space.set_budget(b.device, xmm::no_budget), "set_budget");
+               b.limit(xmm::no_budget);
                b.bring(b.device, one, bytes);
                b.write_on_device(one, bytes, 3);
            },
            [&] { b.bring(xmm::any_host, one, bytes); }}});
-    must(b.space.set_budget(b.device, xmm::no_budget), "set_budget");
+    b.limit(xmm::no_budget);
     b.check(one, bytes, 3);
     must(b.space.unmap(one), "unmap");
 }
