@@ -118,6 +118,7 @@ public:
     // The queue is over: all its work is done, and nobody allocates on it any more. Its blocks stay the program's; what
     // is free serves the next queue that comes. To be told before the id is another queue's.
     void forget(queue_id queue) noexcept {
+        uses_.drop(queue);
         drain(desk_of_thread());
         shelves_.retire(queue, [](shelf& one) {
             if (one.small != nullptr) {
