@@ -348,6 +348,8 @@ static void tags(void) {
     uint64_t freed = 0;
     CHECK(xmm_trim(device, 0, &freed) == XMM_OK);
     const int64_t before = statistics().reserved_bytes.current;
+    xmm_node_description node;
+    node.struct_size = sizeof node;
     void* kept = xmm_tagged_malloc(weights, 256, 32 * MIB, device, NULL);
     void* gone = xmm_tagged_malloc(activations, 256, 32 * MIB, device, NULL);
     xmm_block about;
@@ -360,8 +362,12 @@ static void tags(void) {
     CHECK(xmm_trim_tag(device, activations, &freed) == XMM_OK && freed >= 32 * MIB);
     CHECK(xmm_free(kept) == XMM_OK);
     CHECK(xmm_trim(device, 64 * MIB, &freed) == XMM_OK && freed == 0); /* that much may stay */
+    CHECK(xmm_describe_node(device, &node) == XMM_OK);
+    CHECK(node.used_bytes == (uint64_t)statistics().reserved_bytes.current); /* nothing beside */
     CHECK(xmm_trim(device, 0, NULL) == XMM_OK);
     CHECK(statistics().reserved_bytes.current <= before);
+    CHECK(xmm_describe_node(device, &node) == XMM_OK);
+    CHECK(node.used_bytes == (uint64_t)statistics().reserved_bytes.current);
     REFUSED(xmm_trim(9999, 0, NULL), XMM_UNKNOWN_NODE);
 }
 

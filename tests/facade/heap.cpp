@@ -126,6 +126,21 @@ TEST_CASE("heap: in need unified memory makes room, and idle frames of the heap 
     CHECK(count_wrong<std::uint64_t>(unified, 60_MiB, 1) == 0);
 }
 
+TEST_CASE("heap: what is trimmed is the device's again, not just the node's") {
+    heap_rig r;
+    const std::size_t before = r.usage(r.device()).used;
+    auto* block = r.make<std::uint64_t>(20_MiB);
+    void* tagged = r.heap().allocate({.bytes = 10_MiB, .tag = pool_tag{7}}).value();
+    CHECK(r.usage(r.device()).used >= before + 30_MiB);
+    CHECK(r.heap().deallocate(tagged));
+    CHECK(r.heap().trim(pool_tag{7}) >= 10_MiB);
+    CHECK(r.usage(r.device()).used == before + r.heap_bytes());
+    CHECK(r.heap_bytes() >= 20_MiB);
+    CHECK(r.heap().deallocate(block));
+    CHECK(r.heap().trim() >= 20_MiB);
+    CHECK(r.usage(r.device()).used == before);
+}
+
 TEST_CASE("heap: a fault that looks for frames does not wait for the kernel that it is of") {
     heap_rig r{{device_of(16_MiB)}};
     auto* unified = r.map(8_MiB);

@@ -37,6 +37,8 @@ public:
     [[nodiscard]] virtual result<port_frame> create(std::size_t bytes) noexcept = 0;
     // Mapped nowhere.
     virtual void drop(port_frame one, std::size_t bytes) noexcept = 0;
+    // Of frames that were dropped the port may keep some for the next create: now the device gets them.
+    virtual void drop_kept() noexcept {}
 
     [[nodiscard]] virtual status map(address slot, port_frame one, std::size_t bytes) noexcept = 0;
     // No work that was submitted before and uses the slot is unfinished.

@@ -43,6 +43,8 @@ public:
     void drop(port_frame one, std::size_t) noexcept override {
         device_.pool.give_back(record_of(one));
     }
+    // All that the node's pool has, whoever left it there.
+    void drop_kept() noexcept override { device_.pool.trim(0); }
 
     [[nodiscard]] status map(address slot, port_frame one, std::size_t) noexcept override {
         granule* page = space_.find(slot);

@@ -41,6 +41,10 @@ public:
         to_.drop(one, bytes);
         counts_.frames_dropped(heap_pool::large, bytes);
     }
+    void drop_kept() noexcept override {
+        const timing watch{counts_};
+        to_.drop_kept();
+    }
     status map(address slot, port_frame one, std::size_t bytes) noexcept override {
         const timing watch{counts_, heap_count::device_alloc};
         const status mapped = to_.map(slot, one, bytes);
@@ -80,6 +84,7 @@ private:
         heap_statistics& counts;
         std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
 
+        explicit timing(heap_statistics& to) noexcept : counts{to} {}
         timing(heap_statistics& to, heap_count what) noexcept : counts{to} { to.count(what); }
         timing(const timing&) = delete;
         timing& operator=(const timing&) = delete;

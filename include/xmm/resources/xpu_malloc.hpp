@@ -208,7 +208,9 @@ public:
             return 0;
         }
         empty_caches(desk_of_thread(), false);
-        return frames_.trim(keep_bytes);
+        const std::size_t gone = frames_.trim(keep_bytes);
+        port_.drop_kept();
+        return gone;
     }
     // The same, of one tag's addresses only.
     std::size_t trim(pool_tag tag) noexcept {
@@ -223,6 +225,7 @@ public:
             }
         });
         static_cast<void>(frames_.trim(0, tag.value));
+        port_.drop_kept();
         const std::size_t after = frames_.reserved_bytes(tag.value);
         return before > after ? before - after : 0;  // others may allocate meanwhile
     }
