@@ -28,6 +28,7 @@ public:
         return to_.reserve(bytes, slot_bytes);
     }
     void release(va_range reservation) noexcept override { to_.release(reservation); }
+    std::size_t most_bytes() const noexcept override { return to_.most_bytes(); }
     result<port_frame> create(std::size_t bytes) noexcept override {
         const timing watch{counts_, heap_count::device_alloc};
         result<port_frame> made = to_.create(bytes);

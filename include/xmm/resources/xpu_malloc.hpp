@@ -9,6 +9,7 @@
 //          jemalloc, and above, from the shelf's extent heap. All bookkeeping lies in host memory.
 //          When the device has no more: finished blocks and caches first, then waiting for queues, then
 //          idle frames of any size, then the user's callback, then demoting unified memory; then it fails.
+//          What is more than the device can ever give fails before all that.
 // Threads  Any. Threads on queues of their own share no lock on the way of a cached block.
 // Failure  As status and result; a request that fails leaves what it found, but for caches. A pointer that no
 //          block begins at, or that was given back already, is refused (two threads that give back one
@@ -524,6 +525,10 @@ private:
             return home.error();
         }
         drain(mine);
+        // Before the first try: that one drops frames already.
+        if (wanted.bytes > block_classes::largest_bytes && !can_ever_fit(wanted.bytes)) {
+            return out_of_memory(**home, wanted, "more than the device's limit for all blocks");
+        }
         if (result<void*> given = try_allocate(**home, wanted, mine);
             given || given.code() != errc::no_memory) {
             return given;
@@ -800,6 +805,11 @@ private:
             }
         });
     }
+    // The heap may hold more than there is to be had: frames from before the device's limit was lowered.
+    [[nodiscard]] bool can_ever_fit(std::size_t bytes) const noexcept {
+        const std::size_t most = port_.most_bytes();
+        return bytes <= most || bytes <= frames_.counts().reserved_bytes;
+    }
     // From the cheap to the dear, and once more after each.
     result<void*> allocate_in_need(shelf& home, const malloc_request& wanted, desk* mine) noexcept {
         statistics_.count(heap_count::alloc_retries);
@@ -841,9 +851,13 @@ private:
                 return std::move(*given);
             }
         }
+        return out_of_memory(home, wanted, "the device has no memory for this block");
+    }
+    status out_of_memory(const shelf& home, const malloc_request& wanted,
+                         const char* why) noexcept {
         statistics_.count(heap_count::ooms);
         note_event(trace_action::out_of_memory, home, 0, wanted.bytes);
-        return fail(errc::no_memory, "the device has no memory for this block");
+        return fail(errc::no_memory, why);
     }
 
     void count_given(desk* mine, heap_pool pool, std::size_t bytes,
