@@ -409,6 +409,64 @@ static void out_of_memory(void) {
     REFUSED(xmm_set_oom_callback(9999, NULL, NULL), XMM_UNKNOWN_NODE);
 }
 
+/* A queue is destroyed, and another one takes over what is free, while a request on the first is served. */
+struct exchange {
+    xmm_queue leaves;
+    xmm_queue comes;
+    void* to_give_back;
+    void* of_next;
+};
+static bool exchange_queues(size_t bytes, void* context) {
+    struct exchange* all = context;
+    (void)bytes;
+    if (all->leaves == NULL) {
+        return false;
+    }
+    CHECK(xmm_queue_destroy(all->leaves) == XMM_OK);
+    all->leaves = NULL;
+    CHECK(xmm_free(all->to_give_back) == XMM_OK);
+    all->of_next = xmm_malloc(MIB, device, all->comes);
+    return all->of_next != NULL;
+}
+static void queues_that_end_meanwhile(void) {
+    for (int kind = 0; kind < 3; ++kind) {
+        struct exchange all = {NULL, NULL, NULL, NULL};
+        const int64_t before = statistics().allocation.current;
+        CHECK(xmm_queue_create(device, &all.leaves) == XMM_OK);
+        CHECK(xmm_queue_create(device, &all.comes) == XMM_OK);
+        void* old = xmm_malloc(MIB, device, all.leaves); /* so that it has its shelf */
+        unsigned char pattern[100];
+        fill(pattern, sizeof pattern, 9);
+        CHECK(xmm_copy(old, pattern, sizeof pattern, NULL) == XMM_OK);
+        all.to_give_back = xmm_malloc(128 * MIB, device, NULL);
+        CHECK(xmm_set_oom_callback(device, exchange_queues, &all) == XMM_OK);
+        void* block = NULL;
+        if (kind == 0) {
+            /* Nobody could use it on that queue any more. */
+            REFUSED(xmm_malloc(160 * MIB, device, all.leaves), XMM_INVALID_ARGUMENT);
+        } else {
+            /* What the device does on the queue is done before that ends. */
+            xmm_queue queue = all.leaves;
+            block = kind == 1 ? xmm_calloc(1, 160 * MIB, device, queue)
+                              : xmm_realloc(old, 160 * MIB, device, queue);
+            unsigned char zero[100] = {0};
+            CHECK(block != NULL);
+            CHECK(holds(block, kind == 1 ? zero : pattern, sizeof zero, NULL));
+            xmm_block about;
+            about.struct_size = sizeof about;
+            CHECK(xmm_find_block(block, &about) == XMM_OK && about.queue == NULL);
+            CHECK(xmm_free(block) == XMM_OK);
+        }
+        CHECK(all.leaves == NULL && all.of_next != NULL);
+        CHECK(xmm_set_oom_callback(device, NULL, NULL) == XMM_OK);
+        CHECK(xmm_free(all.of_next) == XMM_OK);
+        CHECK(kind == 2 || xmm_free(old) == XMM_OK);
+        CHECK(xmm_queue_destroy(all.comes) == XMM_OK);
+        CHECK(statistics().allocation.current == before);
+    }
+    CHECK(xmm_trim(device, 0, NULL) == XMM_OK);
+}
+
 static void figures(void) {
     CHECK(xmm_trim(device, 0, NULL) == XMM_OK);
     CHECK(xmm_reset_accumulated_statistics(device) == XMM_OK &&
@@ -568,6 +626,7 @@ int main(int argc, char** argv) {
     no_streams();
     tags();
     out_of_memory();
+    queues_that_end_meanwhile();
     figures();
     exports(argv[1]);
     threads();

@@ -588,6 +588,18 @@ TEST_CASE("xpu_malloc: a block of a queue that is over waits for who uses it sti
     CHECK(r.make(3'000'000, {3}) == one);
 }
 
+TEST_CASE("xpu_malloc: who cannot say that a queue stays makes no shelf for it") {
+    rig r;
+    const malloc_request loose{.bytes = 5000, .queue = first, .may_make_shelf = false};
+    CHECK(r.heap.allocate(loose).code() == errc::busy);
+    void* block = r.make(5000);
+    void* other = r.heap.allocate(loose).value();
+    CHECK(r.heap.deallocate(block));
+    CHECK(r.heap.deallocate(other));
+    r.heap.forget(first);
+    CHECK(r.heap.allocate(loose).code() == errc::busy);
+}
+
 TEST_CASE("xpu_malloc: a block is lent to any number of queues one after the other") {
     rig r;
     for (const std::size_t bytes : {std::size_t{100}, std::size_t{3'000'000}}) {

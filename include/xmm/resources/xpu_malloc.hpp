@@ -361,13 +361,16 @@ private:
 
     // ---- shelves
 
-    [[nodiscard]] result<shelf*> shelf_for(queue_id queue, pool_tag tag) noexcept {
-        shelf* found = shelves_.find(queue, tag);
+    [[nodiscard]] result<shelf*> shelf_for(const malloc_request& wanted) noexcept {
+        shelf* found = shelves_.find(wanted.queue, wanted.tag);
         if (found == nullptr) {
-            if (result<ticket> known = port_.record(queue); !known) {
+            if (!wanted.may_make_shelf) {
+                return fail(errc::busy, "the queue has no shelf for that tag");
+            }
+            if (result<ticket> known = port_.record(wanted.queue); !known) {
                 return known.error();
             }
-            found = shelves_.make(queue, tag);
+            found = shelves_.make(wanted.queue, wanted.tag);
         }
         return found != nullptr
                    ? result<shelf*>{found}
@@ -520,7 +523,7 @@ private:
         if (registry::is_forked_child()) {
             return not_here();
         }
-        result<shelf*> home = shelf_for(wanted.queue, wanted.tag);
+        result<shelf*> home = shelf_for(wanted);
         if (!home) {
             return home.error();
         }
