@@ -7,12 +7,15 @@
 
 #include <xmm.h>
 
+#include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
 
@@ -533,6 +536,58 @@ static void keeps_what_was_there(const char* path) {
     CHECK(xmm_export(device, XMM_REPLAY_CSV, path) == XMM_OK);
 }
 
+static int holds_files(const char* folder, int count) {
+    int found = 0;
+    DIR* all = opendir(folder);
+    for (struct dirent* one = readdir(all); one != NULL; one = readdir(all)) {
+        found += one->d_name[0] != '.';
+    }
+    closedir(all);
+    return found == count;
+}
+static void* read_pipe(void* path) {
+    FILE* file = fopen(path, "rb");
+    intptr_t count = 0;
+    while (file != NULL && fgetc(file) != EOF) {
+        ++count;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return (void*)count;
+}
+/* A link leads to the file that is written, a file keeps its mode, and a pipe stays one. */
+static void writes_where_it_is_told(const char* folder) {
+    char inside[512], file[600], link[600], loose[600], pipe[600];
+    struct stat about;
+    snprintf(inside, sizeof inside, "%s/kinds-XXXXXX", folder);
+    CHECK(mkdtemp(inside) != NULL);
+    snprintf(file, sizeof file, "%s/file", inside);
+    snprintf(link, sizeof link, "%s/link", inside);
+    snprintf(loose, sizeof loose, "%s/loose", inside);
+    snprintf(pipe, sizeof pipe, "%s/pipe", inside);
+    fclose(fopen(file, "wb"));
+    CHECK(chmod(file, 0640) == 0 && symlink("file", link) == 0 && symlink("later", loose) == 0);
+    CHECK(xmm_export(device, XMM_REPLAY_CSV, link) == XMM_OK);
+    CHECK(lstat(link, &about) == 0 && S_ISLNK(about.st_mode));
+    CHECK(lstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0);
+    CHECK((about.st_mode & 0777) == 0640);
+    CHECK(xmm_export(device, XMM_REPLAY_CSV, loose) == XMM_OK);
+    CHECK(lstat(loose, &about) == 0 && S_ISLNK(about.st_mode));
+    CHECK(stat(loose, &about) == 0 && about.st_size > 0);
+    CHECK(mkfifo(pipe, 0600) == 0);
+    pthread_t reader;
+    CHECK(pthread_create(&reader, NULL, read_pipe, pipe) == 0);
+    CHECK(xmm_export(device, XMM_REPLAY_CSV, pipe) == XMM_OK);
+    void* got = NULL;
+    CHECK(pthread_join(reader, &got) == 0 && (intptr_t)got > 0);
+    CHECK(lstat(pipe, &about) == 0 && S_ISFIFO(about.st_mode));
+    CHECK(holds_files(inside, 5)); /* file, later, two links and the pipe */
+    CHECK(unlink(file) == 0 && unlink(link) == 0 && unlink(loose) == 0 && unlink(pipe) == 0);
+    snprintf(file, sizeof file, "%s/later", inside);
+    CHECK(unlink(file) == 0 && rmdir(inside) == 0);
+}
+
 static void exports(const char* folder) {
     static const char* const names[] = {"rmm.csv", "snapshot.pickle", "trace.json", "replay.csv"};
     char path[512];
@@ -559,6 +614,7 @@ static void exports(const char* folder) {
     CHECK(strstr(xmm_last_error(), "No such file") != NULL);
     REFUSED(xmm_export(device, XMM_RMM_CSV, "/dev/full"), XMM_FAILED);
     keeps_what_was_there(path);
+    writes_where_it_is_told(folder);
     REFUSED(xmm_trace_start(device, 0), XMM_INVALID_ARGUMENT);
     REFUSED(xmm_trace_start(9999, 10), XMM_UNKNOWN_NODE);
     REFUSED(xmm_trace_stop(9999), XMM_UNKNOWN_NODE);
