@@ -156,6 +156,11 @@ public:
         }
         return handle != nullptr ? last.id : queue_id{};
     }
+    // Another one than before: a queue of the book has ended, or is about to.
+    [[nodiscard]] std::uint64_t ends() const noexcept {
+        // acquire: pairs with the release in take_out_locked.
+        return epoch_.load(std::memory_order_acquire);
+    }
     // Null if it is none of ours.
     std::shared_ptr<queue> find(void* handle) {
         std::lock_guard guard{order_};

@@ -2,15 +2,18 @@
 // whole_file.hpp - a file that is written as a whole or not at all.
 //
 // Model    Written beside its place and renamed into it, so that what lay there before stays until the new one is
-//          complete. What is no regular file (a pipe, a terminal) is written straight.
+//          complete; a link is followed, and a file that is there keeps its mode. What is no regular file (a pipe, a
+//          terminal) is written straight.
 // Failure  errno's number; 0 is success. fn's exceptions pass through, and leave what was there.
 #pragma once
 
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <system_error>
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -49,6 +52,16 @@ private:
     bool is_in_place_ = false;
 };
 
+// Also through links that lead to nothing yet.
+inline std::string behind_links(const std::string& path) {
+    std::filesystem::path place = path;
+    std::error_code error;
+    for (int links = 0; links < 40 && std::filesystem::is_symlink(place, error); ++links) {
+        place = place.parent_path() / std::filesystem::read_symlink(place, error);
+    }
+    return place.string();
+}
+
 template <class Fn>
 int write_straight(const std::string& path, Fn&& fn) {
     errno = 0;
@@ -66,12 +79,22 @@ int write_straight(const std::string& path, Fn&& fn) {
 template <class Fn>
 [[nodiscard]] int write_whole_file(const std::string& path, Fn&& fn) {
     struct stat there;
-    if (::stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
+    const bool is_there = ::stat(path.c_str(), &there) == 0;
+    if (is_there && !S_ISREG(there.st_mode)) {
         return detail::write_straight(path, fn);
     }
-    detail::draft fresh{path};
-    const int failed = detail::write_straight(fresh.name(), fn);
-    return failed != 0 ? failed : fresh.rename_to(path);
+    if (!is_there && errno != ENOENT) {
+        return errno;
+    }
+    const std::string place = detail::behind_links(path);
+    detail::draft fresh{place};
+    if (const int failed = detail::write_straight(fresh.name(), fn); failed != 0) {
+        return failed;
+    }
+    if (is_there && ::chmod(fresh.name().c_str(), there.st_mode & 07777) != 0) {
+        return errno;
+    }
+    return fresh.rename_to(place);
 }
 
 }  // namespace xmm::c_interface

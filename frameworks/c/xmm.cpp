@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <ostream>
 #include <sstream>
 #include <string>
@@ -51,21 +52,62 @@ result<pool_tag> tag_of(xmm_tag tag) noexcept {
                : fail(errc::invalid_argument, "no such tag: they come from xmm_tag_create");
 }
 
+// A queue that does not end before this goes, whoever destroys it; NULL is none, number 0.
+class held_queue {
+public:
+    static result<held_queue> of(xmm_queue queue) {
+        if (queue != nullptr && registry::is_forked_child()) {
+            return queue_book::not_here();
+        }
+        held_queue one;
+        one.line_ = queue != nullptr ? queue_book::instance().find(queue) : nullptr;
+        return queue == nullptr || one.line_ != nullptr ? result<held_queue>{std::move(one)}
+                                                        : queue_book::unknown();
+    }
+    [[nodiscard]] queue_id id() const noexcept {
+        return line_ != nullptr ? line_->id() : queue_id{};
+    }
+    status synchronize() noexcept { return line_ != nullptr ? line_->synchronize() : status{}; }
+
+private:
+    std::shared_ptr<xmm::queue> line_;
+};
+
 result<void*> allocate(xmm_tag tag, std::size_t alignment, std::size_t bytes, int32_t node,
                        xmm_queue queue) {
     result<xpu_malloc*> heap = heap_finder::at(node);
     if (!heap) {
         return heap.error();
     }
-    result<queue_id> line = queue_book::instance().id_of(queue);
-    if (!line) {
-        return line.error();
-    }
     result<pool_tag> as = tag_of(tag);
     if (!as) {
         return as.error();
     }
-    return (*heap)->allocate({.bytes = bytes, .alignment = alignment, .queue = *line, .tag = *as});
+    queue_book& book = queue_book::instance();
+    malloc_request wanted{.bytes = bytes, .alignment = alignment, .tag = *as};
+    // Without the book's lock: that holds as long as no queue ends meanwhile. A shelf that were made after the queue's
+    // end was told would stay.
+    const std::uint64_t ends = book.ends();
+    result<queue_id> line = book.id_of(queue);
+    if (!line) {
+        return line.error();
+    }
+    wanted.queue = *line;
+    wanted.may_make_shelf = queue == nullptr;
+    result<void*> block = (*heap)->allocate(wanted);
+    if (queue == nullptr || (block ? book.ends() == ends : block.code() != errc::busy)) {
+        return block;
+    }
+    if (block) {
+        static_cast<void>((*heap)->deallocate(*block));
+    }
+    result<held_queue> held = held_queue::of(queue);
+    if (!held) {
+        return held.error();
+    }
+    wanted.queue = held->id();
+    wanted.may_make_shelf = true;
+    return (*heap)->allocate(wanted);
 }
 
 // The block that begins at the pointer.
@@ -91,14 +133,22 @@ result<device_work> work_on(node_id at) noexcept {
 }
 
 result<void*> allocate_zeroed(std::size_t bytes, int32_t node, xmm_queue queue) {
-    result<void*> block = allocate(0, least_alignment, bytes, node, queue);
+    result<xpu_malloc*> heap = heap_finder::at(node);
+    if (!heap) {
+        return heap.error();
+    }
+    result<held_queue> line = held_queue::of(queue);
+    if (!line) {
+        return line.error();
+    }
+    result<void*> block =
+        (*heap)->allocate({.bytes = bytes, .alignment = least_alignment, .queue = line->id()});
     if (!block || bytes == 0) {
         return block;
     }
-    const queue_id line = queue_book::instance().id_of(queue).value_or({});
-    result<xpu_malloc*> heap = heap_finder::at(node);
     result<device_work> device = work_on((*heap)->node());
-    const status zeroed = device ? device->zero({to_address(*block), bytes}, line) : device.error();
+    const status zeroed =
+        device ? device->zero({to_address(*block), bytes}, line->id()) : device.error();
     if (!zeroed) {
         static_cast<void>((*heap)->deallocate(*block));
         return zeroed;
@@ -108,9 +158,9 @@ result<void*> allocate_zeroed(std::size_t bytes, int32_t node, xmm_queue queue) 
 
 // What lies in both blocks is copied: after all work of the old block's queue, before anything that the given
 // queue gets later.
-status copy_block(const block_info& to, const block_info& from, xmm_queue queue) {
+status copy_block(const block_info& to, const block_info& from, held_queue& queue) {
     const std::size_t bytes = std::min(to.range.bytes, from.range.bytes);
-    const queue_id line = queue_book::instance().id_of(queue).value_or({});
+    const queue_id line = queue.id();
     result<device_work> device = work_on(from.node);
     if (!device) {
         return device.error();
@@ -123,10 +173,8 @@ status copy_block(const block_info& to, const block_info& from, xmm_queue queue)
     if (is_one_node) {
         return device->copy(to.range.begin, from.range.begin, bytes, line);
     }
-    if (std::shared_ptr<xmm::queue> used = queue_book::instance().find(queue)) {
-        if (const status done = used->synchronize(); !done) {
-            return done;
-        }
+    if (const status done = queue.synchronize(); !done) {
+        return done;
     }
     return (*the_space())->copy(to_pointer(to.range.begin), to_pointer(from.range.begin), bytes);
 }
@@ -139,12 +187,13 @@ result<void*> reallocate(void* block, std::size_t bytes, int32_t node, xmm_queue
     if (!old) {
         return old.error();
     }
-    result<queue_id> line = queue_book::instance().id_of(queue);
-    if (!line) {
-        return line.error();
+    result<held_queue> held = held_queue::of(queue);
+    if (!held) {
+        return held.error();
     }
+    const queue_id line = held->id();
     if (bytes == 0) {
-        const status gone = (*heap)->deallocate(block, *line);
+        const status gone = (*heap)->deallocate(block, line);
         return gone ? result<void*>{nullptr} : result<void*>{gone};
     }
     const int32_t target = node == XMM_DEFAULT_NODE ? old->node.value : node;
@@ -154,7 +203,7 @@ result<void*> reallocate(void* block, std::size_t bytes, int32_t node, xmm_queue
     }
     // A block that would be more than half empty is exchanged.
     const bool fits = bytes <= old->range.bytes && bytes >= old->range.bytes / 2;
-    if (fits && (*on)->id == old->node && *line == old->queue) {
+    if (fits && (*on)->id == old->node && line == old->queue) {
         return block;
     }
     result<xpu_malloc*> new_heap = heap_finder::at(target);
@@ -163,18 +212,18 @@ result<void*> reallocate(void* block, std::size_t bytes, int32_t node, xmm_queue
     }
     // The tag may be a pool's, which has no name here.
     result<void*> fresh = (*new_heap)->allocate(
-        {.bytes = bytes, .alignment = least_alignment, .queue = *line, .tag = old->tag});
+        {.bytes = bytes, .alignment = least_alignment, .queue = line, .tag = old->tag});
     if (!fresh) {
         return fresh;
     }
     result<block_info> made = block_at(**new_heap, *fresh);
-    const status copied = made ? copy_block(*made, *old, queue) : made.error();
+    const status copied = made ? copy_block(*made, *old, *held) : made.error();
     if (!copied) {
-        static_cast<void>((*new_heap)->deallocate(*fresh, *line));
+        static_cast<void>((*new_heap)->deallocate(*fresh, line));
         return copied;
     }
-    if (const status gone = (*heap)->deallocate(block, *line); !gone) {
-        static_cast<void>((*new_heap)->deallocate(*fresh, *line));  // another thread was faster
+    if (const status gone = (*heap)->deallocate(block, line); !gone) {
+        static_cast<void>((*new_heap)->deallocate(*fresh, line));  // another thread was faster
         return gone;
     }
     return fresh;
@@ -415,8 +464,8 @@ xmm_status xmm_record_use(void* block, xmm_queue queue) noexcept {
         if (!heap) {
             return heap.error();
         }
-        result<queue_id> line = queue_book::instance().id_of(queue);
-        return line ? (*heap)->record_use(block, *line) : line.error();
+        result<held_queue> line = held_queue::of(queue);
+        return line ? (*heap)->record_use(block, line->id()) : line.error();
     });
 }
 

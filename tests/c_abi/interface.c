@@ -7,12 +7,15 @@
 
 #include <xmm.h>
 
+#include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
 
@@ -348,6 +351,8 @@ static void tags(void) {
     uint64_t freed = 0;
     CHECK(xmm_trim(device, 0, &freed) == XMM_OK);
     const int64_t before = statistics().reserved_bytes.current;
+    xmm_node_description node;
+    node.struct_size = sizeof node;
     void* kept = xmm_tagged_malloc(weights, 256, 32 * MIB, device, NULL);
     void* gone = xmm_tagged_malloc(activations, 256, 32 * MIB, device, NULL);
     xmm_block about;
@@ -360,8 +365,12 @@ static void tags(void) {
     CHECK(xmm_trim_tag(device, activations, &freed) == XMM_OK && freed >= 32 * MIB);
     CHECK(xmm_free(kept) == XMM_OK);
     CHECK(xmm_trim(device, 64 * MIB, &freed) == XMM_OK && freed == 0); /* that much may stay */
+    CHECK(xmm_describe_node(device, &node) == XMM_OK);
+    CHECK(node.used_bytes == (uint64_t)statistics().reserved_bytes.current); /* nothing beside */
     CHECK(xmm_trim(device, 0, NULL) == XMM_OK);
     CHECK(statistics().reserved_bytes.current <= before);
+    CHECK(xmm_describe_node(device, &node) == XMM_OK);
+    CHECK(node.used_bytes == (uint64_t)statistics().reserved_bytes.current);
     REFUSED(xmm_trim(9999, 0, NULL), XMM_UNKNOWN_NODE);
 }
 
@@ -401,6 +410,64 @@ static void out_of_memory(void) {
     CHECK(block != NULL && xmm_free(block) == XMM_OK);
     REFUSED(xmm_set_budget(9999, 1), XMM_UNKNOWN_NODE);
     REFUSED(xmm_set_oom_callback(9999, NULL, NULL), XMM_UNKNOWN_NODE);
+}
+
+/* A queue is destroyed, and another one takes over what is free, while a request on the first is served. */
+struct exchange {
+    xmm_queue leaves;
+    xmm_queue comes;
+    void* to_give_back;
+    void* of_next;
+};
+static bool exchange_queues(size_t bytes, void* context) {
+    struct exchange* all = context;
+    (void)bytes;
+    if (all->leaves == NULL) {
+        return false;
+    }
+    CHECK(xmm_queue_destroy(all->leaves) == XMM_OK);
+    all->leaves = NULL;
+    CHECK(xmm_free(all->to_give_back) == XMM_OK);
+    all->of_next = xmm_malloc(MIB, device, all->comes);
+    return all->of_next != NULL;
+}
+static void queues_that_end_meanwhile(void) {
+    for (int kind = 0; kind < 3; ++kind) {
+        struct exchange all = {NULL, NULL, NULL, NULL};
+        const int64_t before = statistics().allocation.current;
+        CHECK(xmm_queue_create(device, &all.leaves) == XMM_OK);
+        CHECK(xmm_queue_create(device, &all.comes) == XMM_OK);
+        void* old = xmm_malloc(MIB, device, all.leaves); /* so that it has its shelf */
+        unsigned char pattern[100];
+        fill(pattern, sizeof pattern, 9);
+        CHECK(xmm_copy(old, pattern, sizeof pattern, NULL) == XMM_OK);
+        all.to_give_back = xmm_malloc(128 * MIB, device, NULL);
+        CHECK(xmm_set_oom_callback(device, exchange_queues, &all) == XMM_OK);
+        void* block = NULL;
+        if (kind == 0) {
+            /* Nobody could use it on that queue any more. */
+            REFUSED(xmm_malloc(160 * MIB, device, all.leaves), XMM_INVALID_ARGUMENT);
+        } else {
+            /* What the device does on the queue is done before that ends. */
+            xmm_queue queue = all.leaves;
+            block = kind == 1 ? xmm_calloc(1, 160 * MIB, device, queue)
+                              : xmm_realloc(old, 160 * MIB, device, queue);
+            unsigned char zero[100] = {0};
+            CHECK(block != NULL);
+            CHECK(holds(block, kind == 1 ? zero : pattern, sizeof zero, NULL));
+            xmm_block about;
+            about.struct_size = sizeof about;
+            CHECK(xmm_find_block(block, &about) == XMM_OK && about.queue == NULL);
+            CHECK(xmm_free(block) == XMM_OK);
+        }
+        CHECK(all.leaves == NULL && all.of_next != NULL);
+        CHECK(xmm_set_oom_callback(device, NULL, NULL) == XMM_OK);
+        CHECK(xmm_free(all.of_next) == XMM_OK);
+        CHECK(kind == 2 || xmm_free(old) == XMM_OK);
+        CHECK(xmm_queue_destroy(all.comes) == XMM_OK);
+        CHECK(statistics().allocation.current == before);
+    }
+    CHECK(xmm_trim(device, 0, NULL) == XMM_OK);
 }
 
 static void figures(void) {
@@ -469,6 +536,58 @@ static void keeps_what_was_there(const char* path) {
     CHECK(xmm_export(device, XMM_REPLAY_CSV, path) == XMM_OK);
 }
 
+static int holds_files(const char* folder, int count) {
+    int found = 0;
+    DIR* all = opendir(folder);
+    for (struct dirent* one = readdir(all); one != NULL; one = readdir(all)) {
+        found += one->d_name[0] != '.';
+    }
+    closedir(all);
+    return found == count;
+}
+static void* read_pipe(void* path) {
+    FILE* file = fopen(path, "rb");
+    intptr_t count = 0;
+    while (file != NULL && fgetc(file) != EOF) {
+        ++count;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return (void*)count;
+}
+/* A link leads to the file that is written, a file keeps its mode, and a pipe stays one. */
+static void writes_where_it_is_told(const char* folder) {
+    char inside[512], file[600], link[600], loose[600], pipe[600];
+    struct stat about;
+    snprintf(inside, sizeof inside, "%s/kinds-XXXXXX", folder);
+    CHECK(mkdtemp(inside) != NULL);
+    snprintf(file, sizeof file, "%s/file", inside);
+    snprintf(link, sizeof link, "%s/link", inside);
+    snprintf(loose, sizeof loose, "%s/loose", inside);
+    snprintf(pipe, sizeof pipe, "%s/pipe", inside);
+    fclose(fopen(file, "wb"));
+    CHECK(chmod(file, 0640) == 0 && symlink("file", link) == 0 && symlink("later", loose) == 0);
+    CHECK(xmm_export(device, XMM_REPLAY_CSV, link) == XMM_OK);
+    CHECK(lstat(link, &about) == 0 && S_ISLNK(about.st_mode));
+    CHECK(lstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0);
+    CHECK((about.st_mode & 0777) == 0640);
+    CHECK(xmm_export(device, XMM_REPLAY_CSV, loose) == XMM_OK);
+    CHECK(lstat(loose, &about) == 0 && S_ISLNK(about.st_mode));
+    CHECK(stat(loose, &about) == 0 && about.st_size > 0);
+    CHECK(mkfifo(pipe, 0600) == 0);
+    pthread_t reader;
+    CHECK(pthread_create(&reader, NULL, read_pipe, pipe) == 0);
+    CHECK(xmm_export(device, XMM_REPLAY_CSV, pipe) == XMM_OK);
+    void* got = NULL;
+    CHECK(pthread_join(reader, &got) == 0 && (intptr_t)got > 0);
+    CHECK(lstat(pipe, &about) == 0 && S_ISFIFO(about.st_mode));
+    CHECK(holds_files(inside, 5)); /* file, later, two links and the pipe */
+    CHECK(unlink(file) == 0 && unlink(link) == 0 && unlink(loose) == 0 && unlink(pipe) == 0);
+    snprintf(file, sizeof file, "%s/later", inside);
+    CHECK(unlink(file) == 0 && rmdir(inside) == 0);
+}
+
 static void exports(const char* folder) {
     static const char* const names[] = {"rmm.csv", "snapshot.pickle", "trace.json", "replay.csv"};
     char path[512];
@@ -495,6 +614,7 @@ static void exports(const char* folder) {
     CHECK(strstr(xmm_last_error(), "No such file") != NULL);
     REFUSED(xmm_export(device, XMM_RMM_CSV, "/dev/full"), XMM_FAILED);
     keeps_what_was_there(path);
+    writes_where_it_is_told(folder);
     REFUSED(xmm_trace_start(device, 0), XMM_INVALID_ARGUMENT);
     REFUSED(xmm_trace_start(9999, 10), XMM_UNKNOWN_NODE);
     REFUSED(xmm_trace_stop(9999), XMM_UNKNOWN_NODE);
@@ -562,6 +682,7 @@ int main(int argc, char** argv) {
     no_streams();
     tags();
     out_of_memory();
+    queues_that_end_meanwhile();
     figures();
     exports(argv[1]);
     threads();

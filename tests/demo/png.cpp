@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../../tools/demo/png.hpp"
 
+#include <sys/stat.h>
+
+#include <thread>
+
 #include <doctest/doctest.h>
 
 #include "support.hpp"
@@ -172,6 +176,34 @@ TEST_CASE("what is no whole PNG is refused with a reason") {
         huge[29 + i] = static_cast<char>(sum >> (24 - 8 * i));
     }
     CHECK(error_of(huge).find("100000 x 100000 pixels are more than") != std::string::npos);
+}
+
+TEST_CASE("a link is followed, a file keeps its mode, and a pipe is written to") {
+    namespace fs = std::filesystem;
+    temporary_folder folder;
+    const image picture{8, 8, {1, 2, 3, 255}};
+    write_file(folder.file("file.png"), "old");
+    fs::permissions(folder.file("file.png"), fs::perms{0640});
+    fs::create_symlink("file.png", folder.file("link.png"));
+    write_png(folder.file("link.png"), picture);
+    CHECK(fs::is_symlink(folder.file("link.png")));
+    CHECK(read_png(folder.file("file.png")) == picture);
+    CHECK(fs::status(folder.file("file.png")).permissions() == fs::perms{0640});
+    fs::create_symlink("later.png", folder.file("loose.png"));
+    write_png(folder.file("loose.png"), picture);
+    CHECK(fs::is_symlink(folder.file("loose.png")));
+    CHECK(read_png(folder.file("later.png")) == picture);
+    REQUIRE(::mkfifo(folder.file("pipe").c_str(), 0600) == 0);
+    std::string got;
+    std::thread reader{[&] { got = read_file(folder.file("pipe")); }};
+    write_png(folder.file("pipe"), picture);
+    reader.join();
+    CHECK(fs::is_fifo(folder.file("pipe")));
+    CHECK(got == read_file(folder.file("file.png")));
+    CHECK(folder.files() == 5);
+    fs::create_symlink("round", folder.file("round"));
+    CHECK(bad_input_of([&] { write_png(folder.file("round"), picture); }) != "");
+    CHECK(fs::is_symlink(folder.file("round")));
 }
 
 TEST_CASE("a file that cannot be written is refused and leaves nothing") {

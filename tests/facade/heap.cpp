@@ -126,6 +126,78 @@ TEST_CASE("heap: in need unified memory makes room, and idle frames of the heap 
     CHECK(count_wrong<std::uint64_t>(unified, 60_MiB, 1) == 0);
 }
 
+TEST_CASE("heap: what can never fit is refused before anything is given up for it") {
+    heap_rig r;
+    auto* unified = r.map(30_MiB);
+    REQUIRE(r.of().make_resident(unified, 30_MiB, r.device()));
+    const std::uint64_t moved_out = r.counters(r.device()).bytes_out;
+    auto* idle = r.make<std::uint64_t>(20_MiB);
+    CHECK(r.heap().deallocate(idle));
+    const std::size_t held = r.heap_bytes();
+    int asked = 0;
+    r.heap().set_shortage_callback(
+        [](std::size_t, void* count) {
+            ++*static_cast<int*>(count);
+            return false;
+        },
+        &asked);
+    const auto refused = [&](std::size_t bytes) {
+        const auto before = r.heap().figures().of(heap_count::ooms);
+        CHECK(r.heap().allocate({.bytes = bytes}).code() == errc::no_memory);
+        CHECK(r.heap().figures().of(heap_count::ooms) == before + 1);
+    };
+    for (const std::size_t bytes : {64_MiB + 1, 1_GiB, std::size_t{1} << 45}) {
+        CAPTURE(bytes);
+        refused(bytes);
+        CHECK(r.heap_bytes() == held);
+    }
+    REQUIRE(r.of().set_budget(r.device(), 60_MiB));
+    CHECK(r.heap_bytes() == held);
+    refused(62_MiB);
+    CHECK(r.home(unified) == r.device());
+    CHECK(r.home(page_of(unified, 14)) == r.device());
+    CHECK(r.counters(r.device()).bytes_out == moved_out);
+    CHECK(r.heap_bytes() == held);
+    CHECK(asked == 0);
+    // What would fit if all others went is tried for as ever.
+    REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
+    void* large = r.heap().allocate({.bytes = 62_MiB}).value();
+    CHECK(asked == 1);
+    CHECK(r.home(unified) == r.host());
+    CHECK(r.heap().deallocate(large));
+}
+
+TEST_CASE("heap: a block that fits the frames at hand is had, whatever the limit is now") {
+    heap_rig r;
+    auto* block = r.make<std::uint64_t>(40_MiB);
+    CHECK(r.of().set_budget(r.device(), 16_MiB).code == errc::busy);
+    const auto kernel = r.start_kernel<std::uint64_t>(block, 1);
+    CHECK(r.heap().deallocate(block, r.line().id()));
+    std::thread later{[&] {
+        nap(20);
+        CHECK(r.finish(kernel));
+    }};
+    auto again = r.heap().allocate({.bytes = 40_MiB});
+    later.join();
+    REQUIRE(again);
+    CHECK(r.heap().deallocate(*again));
+}
+
+TEST_CASE("heap: what is trimmed is the device's again, not just the node's") {
+    heap_rig r;
+    const std::size_t before = r.usage(r.device()).used;
+    auto* block = r.make<std::uint64_t>(20_MiB);
+    void* tagged = r.heap().allocate({.bytes = 10_MiB, .tag = pool_tag{7}}).value();
+    CHECK(r.usage(r.device()).used >= before + 30_MiB);
+    CHECK(r.heap().deallocate(tagged));
+    CHECK(r.heap().trim(pool_tag{7}) >= 10_MiB);
+    CHECK(r.usage(r.device()).used == before + r.heap_bytes());
+    CHECK(r.heap_bytes() >= 20_MiB);
+    CHECK(r.heap().deallocate(block));
+    CHECK(r.heap().trim() >= 20_MiB);
+    CHECK(r.usage(r.device()).used == before);
+}
+
 TEST_CASE("heap: a fault that looks for frames does not wait for the kernel that it is of") {
     heap_rig r{{device_of(16_MiB)}};
     auto* unified = r.map(8_MiB);

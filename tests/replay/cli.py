@@ -6,12 +6,14 @@ cli.py XMM_REPLAY
 """
 import gzip
 import json
+import os
 import pathlib
 import pickle
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 
 PROGRAM = str(pathlib.Path(sys.argv[1]).resolve())
 TRACES = pathlib.Path(__file__).resolve().parents[2] / "traces"
@@ -153,6 +155,31 @@ def options(folder):
     expect(sorted(map(key, first)) == sorted(map(key, second)), "a made-up load differs when read back")
 
 
+def where_it_is_told(folder):
+    """A link leads to the file that is written, a file keeps its mode, and a pipe stays one."""
+    inside = folder / "kinds"
+    inside.mkdir()
+    (inside / "file").write_text("old")
+    (inside / "file").chmod(0o640)
+    (inside / "link").symlink_to("file")
+    (inside / "loose").symlink_to("later")
+    for name in ["link", "loose"]:
+        done = run(folder, "form.csv", "--json", f"kinds/{name}")
+        expect(done.returncode == 0, f"--json to the link {name}", done)
+        expect((inside / name).is_symlink() and json.loads((inside / name).read_text()), f"{name} is not followed")
+    expect((inside / "file").stat().st_mode & 0o777 == 0o640, "the mode of a file is lost")
+    os.mkfifo(inside / "pipe")
+    got = []
+    reader = threading.Thread(target=lambda: got.append((inside / "pipe").read_text()), daemon=True)
+    reader.start()
+    done = run(folder, "form.csv", "--json", "kinds/pipe")
+    reader.join(10)
+    expect(done.returncode == 0 and (inside / "pipe").is_fifo() and got and json.loads(got[0]), "--json to a pipe", done)
+    expect(len(list(inside.iterdir())) == 5, "something is left beside the files")
+    full = run(folder, "form.csv", "--json", "/dev/full")
+    expect(full.returncode == 2 and "No space left" in full.stderr, "--json to a device that is full", full)
+
+
 def bad_input(folder):
     packed = (TRACES / "opt13b_b8.csv.gz").read_bytes()
     snapshot = as_snapshot(a_trace(), 4)
@@ -193,5 +220,6 @@ with tempfile.TemporaryDirectory() as name:
     three_forms(pathlib.Path(name))
     json_fields(pathlib.Path(name))
     options(pathlib.Path(name))
+    where_it_is_told(pathlib.Path(name))
     bad_input(pathlib.Path(name))
 print("xmm-replay: forms, fields, options and errors as they should be")

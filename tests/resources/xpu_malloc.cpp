@@ -588,6 +588,45 @@ TEST_CASE("xpu_malloc: a block of a queue that is over waits for who uses it sti
     CHECK(r.make(3'000'000, {3}) == one);
 }
 
+TEST_CASE("xpu_malloc: who cannot say that a queue stays makes no shelf for it") {
+    rig r;
+    const malloc_request loose{.bytes = 5000, .queue = first, .may_make_shelf = false};
+    CHECK(r.heap.allocate(loose).code() == errc::busy);
+    void* block = r.make(5000);
+    void* other = r.heap.allocate(loose).value();
+    CHECK(r.heap.deallocate(block));
+    CHECK(r.heap.deallocate(other));
+    r.heap.forget(first);
+    CHECK(r.heap.allocate(loose).code() == errc::busy);
+}
+
+TEST_CASE("xpu_malloc: a block is lent to any number of queues one after the other") {
+    rig r;
+    for (const std::size_t bytes : {std::size_t{100}, std::size_t{3'000'000}}) {
+        CAPTURE(bytes);
+        void* block = r.make(bytes);
+        void* other = r.make(bytes);
+        CHECK(r.heap.record_use(other, second));
+        for (std::uint32_t queue = 3; queue <= 100; ++queue) {
+            CAPTURE(queue);
+            r.paper.submit({queue});
+            CHECK(r.heap.record_use(block, {queue}));
+            r.paper.complete({queue});
+            r.heap.forget({queue});
+        }
+        // A queue that takes the last one's number has nothing to do with the block.
+        r.paper.submit({100});
+        CHECK(r.heap.deallocate(block));
+        CHECK(r.make(bytes) == block);
+        // What another block was lent to stays noted.
+        r.paper.submit(second);
+        CHECK(r.heap.deallocate(other));
+        CHECK(r.make(bytes) != other);
+        r.paper.complete(second);
+    }
+    CHECK(r.paper.waits == 0);
+}
+
 TEST_CASE("xpu_malloc: ten thousand queues one after the other cost no more than one") {
     rig r;
     std::set<address> places;

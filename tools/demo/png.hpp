@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // png.hpp - pictures from and to PNG files, by libpng.
 //
-// Model    Every kind of PNG is read as 8-bit RGBA: grey, palette, 16 bits, interlaced. A file is
-//          written beside its name and renamed at the end, so it is whole or not there.
+// Model    Every kind of PNG is read as 8-bit RGBA: grey, palette, 16 bits, interlaced. A file is written as
+//          output_file.hpp does, so it is whole or not there.
 // Failure  bad_input with file and reason; also for pictures of more than largest_pixels.
 #pragma once
 
@@ -18,6 +18,7 @@
 #include "bad_input.hpp"
 #include "format.hpp"
 #include "image.hpp"
+#include "output_file.hpp"
 
 namespace xmm::demo {
 
@@ -96,26 +97,16 @@ inline void write_png(const std::string& path, const image& picture) {
         }
         data = packed.data();
     }
-    const std::string partial = path + ".part";
-    detail::file_handle file{std::fopen(partial.c_str(), "wb")};
-    if (!file) {
-        throw bad_input(fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
-    }
+    output_file file{path};
     detail::png_work work;
     work.image.width = picture.width;
     work.image.height = picture.height;
     work.image.format = is_opaque ? PNG_FORMAT_RGB : PNG_FORMAT_RGBA;
     work.image.flags = PNG_IMAGE_FLAG_FAST;
-    const bool is_encoded =
-        png_image_write_to_stdio(&work.image, file.get(), 0, data, 0, nullptr) != 0;
-    const bool is_closed = std::fclose(file.release()) == 0;
-    const int error = errno;
-    if (!is_encoded || !is_closed || std::rename(partial.c_str(), path.c_str()) != 0) {
-        const std::string reason =
-            !is_encoded ? work.image.message : std::strerror(is_closed ? errno : error);
-        std::remove(partial.c_str());
-        throw bad_input(fmt::format("{}: cannot be written: {}", path, reason));
+    if (png_image_write_to_stdio(&work.image, file.get(), 0, data, 0, nullptr) == 0) {
+        file.refuse(work.image.message);
     }
+    file.finish();
 }
 
 }  // namespace xmm::demo

@@ -21,6 +21,7 @@
 #include <nlohmann/json.hpp>
 
 #include "../demo/format.hpp"
+#include "../demo/output_file.hpp"
 #include "../demo/png.hpp"
 #include "../demo/progress.hpp"
 #include "../demo/try_write.hpp"
@@ -38,18 +39,11 @@ namespace xmm::trace_replay {
 namespace {
 
 void write_file(const std::string& path, const std::string& text) {
-    const std::string partial = path + ".part";
-    std::FILE* file = std::fopen(partial.c_str(), "wb");
-    if (file == nullptr) {
-        throw bad_input(fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
+    demo::output_file file{path};
+    if (std::fwrite(text.data(), 1, text.size(), file.get()) != text.size()) {
+        file.refuse(std::strerror(errno));
     }
-    const bool is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    const bool is_closed = std::fclose(file) == 0;
-    if (!is_written || !is_closed || std::rename(partial.c_str(), path.c_str()) != 0) {
-        const int error = errno;
-        std::remove(partial.c_str());
-        throw bad_input(fmt::format("{}: cannot be written: {}", path, std::strerror(error)));
-    }
+    file.finish();
 }
 
 // Found out before a minute's work.
@@ -59,12 +53,16 @@ void check_output(const std::string& path) {
         return;
     }
     std::error_code error;
-    const fs::path folder = fs::path{path}.parent_path();
+    const std::string place = demo::output_file::place_of(path);
+    const fs::path folder = fs::path{place}.parent_path();
     if (fs::is_directory(path, error) || fs::path{path}.filename().empty()) {
         throw bad_input(path + ": is not a name for a file");
     }
     if (!folder.empty() && !fs::is_directory(folder, error)) {
         throw bad_input(path + ": there is no folder " + folder.string());
+    }
+    if (place.empty()) {
+        return;  // a pipe, say: nothing is made beside it
     }
     demo::try_write(folder.empty() ? "." : folder.string());
 }

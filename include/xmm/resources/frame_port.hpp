@@ -10,6 +10,8 @@
 //          copy under way.
 #pragma once
 
+#include <cstdint>
+
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
 
@@ -34,9 +36,13 @@ public:
     // A whole reservation; nothing is mapped in it.
     virtual void release(va_range reservation) noexcept = 0;
 
+    // Of frames, that could be had as things are now, if nobody else had any.
+    [[nodiscard]] virtual std::size_t most_bytes() const noexcept { return SIZE_MAX; }
     [[nodiscard]] virtual result<port_frame> create(std::size_t bytes) noexcept = 0;
     // Mapped nowhere.
     virtual void drop(port_frame one, std::size_t bytes) noexcept = 0;
+    // Of frames that were dropped the port may keep some for the next create: now the device gets them.
+    virtual void drop_kept() noexcept {}
 
     [[nodiscard]] virtual status map(address slot, port_frame one, std::size_t bytes) noexcept = 0;
     // No work that was submitted before and uses the slot is unfinished.

@@ -26,6 +26,8 @@ struct malloc_request {
     std::size_t alignment = 256;  // a power of two
     queue_id queue{};             // whose work uses it; 0: of no queue, the caller orders its use
     pool_tag tag{};
+    // False: the queue may end meanwhile. busy, where it has no shelf for that tag yet, which nobody would clear away.
+    bool may_make_shelf = true;
 };
 
 struct malloc_options {

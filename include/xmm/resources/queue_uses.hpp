@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // queue_uses.hpp - which blocks other queues were lent.
 //
-// Model    A queue is noted once a block. Most programs note none: then one load tells.
+// Model    A queue is noted once a block, until the block or the queue is over. Most programs note none: then one load
+//          tells.
 // Threads  Any. A lock a shard (rank leaf).
-// Failure  add() is no_memory without memory for the note, or for a 33rd queue.
+// Failure  add() is no_memory without memory for the note, or for a 33rd queue that is not over.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <iterator>
 #include <new>
 #include <unordered_map>
 #include <vector>
@@ -68,6 +70,23 @@ public:
         std::lock_guard guard{one.lock};
         count_.fetch_sub(one.queues.erase(block),
                          std::memory_order_relaxed);  // relaxed: see has_any
+    }
+    // The queue is over: no block is lent to it any more. Walks all notes.
+    void drop(queue_id queue) noexcept {
+        if (!has_any()) {
+            return;
+        }
+        for (shard& one : shards_) {
+            std::lock_guard guard{one.lock};
+            std::size_t gone = 0;
+            for (auto at = one.queues.begin(); at != one.queues.end();) {
+                std::vector<queue_id>& lent = at->second;
+                const bool is_last = std::erase(lent, queue) != 0 && lent.empty();
+                gone += is_last ? 1 : 0;
+                at = is_last ? one.queues.erase(at) : std::next(at);
+            }
+            count_.fetch_sub(gone, std::memory_order_relaxed);  // relaxed: see has_any
+        }
     }
 
 private:

@@ -36,6 +36,7 @@ public:
         static_cast<void>(releases_.release(*leaving));
     }
 
+    [[nodiscard]] std::size_t most_bytes() const noexcept override { return device_.book->limit(); }
     [[nodiscard]] result<port_frame> create(std::size_t bytes) noexcept override {
         result<frame_record*> taken = device_.pool.take(bytes);
         return taken ? result<port_frame>{port_frame{*taken}} : result<port_frame>{taken.error()};
@@ -43,6 +44,8 @@ public:
     void drop(port_frame one, std::size_t) noexcept override {
         device_.pool.give_back(record_of(one));
     }
+    // All that the node's pool has, whoever left it there.
+    void drop_kept() noexcept override { device_.pool.trim(0); }
 
     [[nodiscard]] status map(address slot, port_frame one, std::size_t) noexcept override {
         granule* page = space_.find(slot);

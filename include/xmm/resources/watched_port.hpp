@@ -28,6 +28,7 @@ public:
         return to_.reserve(bytes, slot_bytes);
     }
     void release(va_range reservation) noexcept override { to_.release(reservation); }
+    std::size_t most_bytes() const noexcept override { return to_.most_bytes(); }
     result<port_frame> create(std::size_t bytes) noexcept override {
         const timing watch{counts_, heap_count::device_alloc};
         result<port_frame> made = to_.create(bytes);
@@ -40,6 +41,10 @@ public:
         const timing watch{counts_, heap_count::device_free};
         to_.drop(one, bytes);
         counts_.frames_dropped(heap_pool::large, bytes);
+    }
+    void drop_kept() noexcept override {
+        const timing watch{counts_};
+        to_.drop_kept();
     }
     status map(address slot, port_frame one, std::size_t bytes) noexcept override {
         const timing watch{counts_, heap_count::device_alloc};
@@ -80,6 +85,7 @@ private:
         heap_statistics& counts;
         std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
 
+        explicit timing(heap_statistics& to) noexcept : counts{to} {}
         timing(heap_statistics& to, heap_count what) noexcept : counts{to} { to.count(what); }
         timing(const timing&) = delete;
         timing& operator=(const timing&) = delete;

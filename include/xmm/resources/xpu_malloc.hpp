@@ -9,6 +9,7 @@
 //          jemalloc, and above, from the shelf's extent heap. All bookkeeping lies in host memory.
 //          When the device has no more: finished blocks and caches first, then waiting for queues, then
 //          idle frames of any size, then the user's callback, then demoting unified memory; then it fails.
+//          What is more than the device can ever give fails before all that.
 // Threads  Any. Threads on queues of their own share no lock on the way of a cached block.
 // Failure  As status and result; a request that fails leaves what it found, but for caches. A pointer that no
 //          block begins at, or that was given back already, is refused (two threads that give back one
@@ -118,6 +119,7 @@ public:
     // The queue is over: all its work is done, and nobody allocates on it any more. Its blocks stay the program's; what
     // is free serves the next queue that comes. To be told before the id is another queue's.
     void forget(queue_id queue) noexcept {
+        uses_.drop(queue);
         drain(desk_of_thread());
         shelves_.retire(queue, [](shelf& one) {
             if (one.small != nullptr) {
@@ -207,7 +209,9 @@ public:
             return 0;
         }
         empty_caches(desk_of_thread(), false);
-        return frames_.trim(keep_bytes);
+        const std::size_t gone = frames_.trim(keep_bytes);
+        port_.drop_kept();
+        return gone;
     }
     // The same, of one tag's addresses only.
     std::size_t trim(pool_tag tag) noexcept {
@@ -222,6 +226,7 @@ public:
             }
         });
         static_cast<void>(frames_.trim(0, tag.value));
+        port_.drop_kept();
         const std::size_t after = frames_.reserved_bytes(tag.value);
         return before > after ? before - after : 0;  // others may allocate meanwhile
     }
@@ -356,13 +361,16 @@ private:
 
     // ---- shelves
 
-    [[nodiscard]] result<shelf*> shelf_for(queue_id queue, pool_tag tag) noexcept {
-        shelf* found = shelves_.find(queue, tag);
+    [[nodiscard]] result<shelf*> shelf_for(const malloc_request& wanted) noexcept {
+        shelf* found = shelves_.find(wanted.queue, wanted.tag);
         if (found == nullptr) {
-            if (result<ticket> known = port_.record(queue); !known) {
+            if (!wanted.may_make_shelf) {
+                return fail(errc::busy, "the queue has no shelf for that tag");
+            }
+            if (result<ticket> known = port_.record(wanted.queue); !known) {
                 return known.error();
             }
-            found = shelves_.make(queue, tag);
+            found = shelves_.make(wanted.queue, wanted.tag);
         }
         return found != nullptr
                    ? result<shelf*>{found}
@@ -515,11 +523,15 @@ private:
         if (registry::is_forked_child()) {
             return not_here();
         }
-        result<shelf*> home = shelf_for(wanted.queue, wanted.tag);
+        result<shelf*> home = shelf_for(wanted);
         if (!home) {
             return home.error();
         }
         drain(mine);
+        // Before the first try: that one drops frames already.
+        if (wanted.bytes > block_classes::largest_bytes && !can_ever_fit(wanted.bytes)) {
+            return out_of_memory(**home, wanted, "more than the device's limit for all blocks");
+        }
         if (result<void*> given = try_allocate(**home, wanted, mine);
             given || given.code() != errc::no_memory) {
             return given;
@@ -796,6 +808,11 @@ private:
             }
         });
     }
+    // The heap may hold more than there is to be had: frames from before the device's limit was lowered.
+    [[nodiscard]] bool can_ever_fit(std::size_t bytes) const noexcept {
+        const std::size_t most = port_.most_bytes();
+        return bytes <= most || bytes <= frames_.counts().reserved_bytes;
+    }
     // From the cheap to the dear, and once more after each.
     result<void*> allocate_in_need(shelf& home, const malloc_request& wanted, desk* mine) noexcept {
         statistics_.count(heap_count::alloc_retries);
@@ -837,9 +854,13 @@ private:
                 return std::move(*given);
             }
         }
+        return out_of_memory(home, wanted, "the device has no memory for this block");
+    }
+    status out_of_memory(const shelf& home, const malloc_request& wanted,
+                         const char* why) noexcept {
         statistics_.count(heap_count::ooms);
         note_event(trace_action::out_of_memory, home, 0, wanted.bytes);
-        return fail(errc::no_memory, "the device has no memory for this block");
+        return fail(errc::no_memory, why);
     }
 
     void count_given(desk* mine, heap_pool pool, std::size_t bytes,
