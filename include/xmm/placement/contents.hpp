@@ -280,7 +280,8 @@ private:
             if (one.is_copied) {
                 const node_id host = space_.host_near(*one.placed_on).id;
                 if (auto first = one.at->driver.place(queue, all, host); !first) {
-                    return submitted(one, first.error());
+                    settle(one, first.error());
+                    return {};
                 }
             }
             return submitted(one, one.is_fill
