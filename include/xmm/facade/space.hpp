@@ -436,7 +436,8 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from,
             uses[use_count++] = side;
         }
     }
-    detail::launch_preparation marks{*state_, *at, {uses.data(), use_count}, use_grip::loose};
+    detail::launch_preparation marks{
+        *state_, *at, {uses.data(), use_count}, use_grip::loose, false};
     if (status prepared = marks.prepare(); !prepared) {
         return prepared;
     }
