@@ -131,7 +131,8 @@ XMM_API xmm_status xmm_describe_queue(xmm_queue queue,
                                       xmm_queue_description* description) XMM_NOEXCEPT;
 XMM_API xmm_status xmm_queue_synchronize(xmm_queue queue) XMM_NOEXCEPT;
 /* Copies between blocks and plain memory in the order of the queue: plain memory stays valid until then. With
- * NULL it is done on return. The ranges do not overlap. */
+ * NULL it is done on return. The ranges do not overlap. Plain memory can be read, or written, as the copy needs:
+ * only that it is mapped is checked. */
 XMM_API xmm_status xmm_copy(void* to, const void* from, size_t bytes, xmm_queue queue) XMM_NOEXCEPT;
 
 /* ---- blocks */
@@ -173,7 +174,8 @@ typedef struct xmm_block {
     xmm_tag tag;
 } xmm_block;
 
-/* The block around any pointer into it. XMM_NOT_MAPPED: there is none. */
+/* The block around any pointer into it. XMM_NOT_MAPPED: there is none. A block of a queue that is over belongs to no
+ * queue (NULL), then to the next one that takes over that queue's free memory. */
 XMM_API xmm_status xmm_find_block(const void* pointer, xmm_block* block) XMM_NOEXCEPT;
 /* The bytes of the block that begins there; 0: none does. */
 XMM_API size_t xmm_usable_size(const void* block) XMM_NOEXCEPT;

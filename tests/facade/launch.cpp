@@ -53,6 +53,36 @@ TEST_CASE("launch: bad ranges are refused before anything runs") {
     CHECK(ran);
 }
 
+TEST_CASE("launch: another device's own memory is refused before anything runs") {
+    for (const bool faults : {true, false}) {
+        CAPTURE(faults);
+        rig r{{device_of(32_MiB, faults), device_of(32_MiB, faults)}};
+        auto* data = r.map(4_MiB);
+        xpu_malloc& heap = *r.of().heap(r.device(1)).value();
+        auto* block = static_cast<std::uint64_t*>(heap.allocate({.bytes = 3_MiB}).value());
+        auto* fixed = r.map(2_MiB, {.granule_bytes = page_bytes, .fixed = r.device(1)});
+        for (std::uint64_t* theirs : {block, fixed}) {
+            bool ran = false;
+            const std::vector<use> uses{reads_writes(data, 4_MiB), reads(theirs, 2_MiB)};
+            const auto refused =
+                launch(r.line(), std::span<const use>{uses}, [&](soft::stream&) { ran = true; });
+            CHECK(refused.code() == errc::busy);
+            CHECK(std::string{refused.error().why}.find("its device alone") != std::string::npos);
+            CHECK(!ran);
+            CHECK(!r.inspect(data, [](granule& page) { return page.is_used(); }));
+            CHECK(!r.inspect(theirs, [](granule& page) { return page.is_used(); }));
+            CHECK(r.line().synchronize());  // the queue goes on
+            r.fill_on_device<std::uint64_t>(data, 4_MiB, 1);
+            r.fill_on_device<std::uint64_t>(theirs, 2_MiB, 2, 1);  // as does the memory's own
+            // A copy gets there from any queue.
+            REQUIRE(r.of().copy(r.line(), data, theirs, 2_MiB));
+            CHECK(r.line().synchronize());
+            CHECK(count_wrong<std::uint64_t>(data, 2_MiB, 2) == 0);
+        }
+        CHECK(heap.deallocate(block));
+    }
+}
+
 TEST_CASE("launch: pages are in use until the work is done") {
     rig r;
     auto* data = r.map(40_MiB);

@@ -3,6 +3,7 @@
 #include <xmm/xmm.hpp>
 
 #include <cstddef>
+#include <cstdio>
 #include <fstream>
 
 #include <linux/filter.h>
@@ -138,6 +139,34 @@ TEST_CASE("limits: with few mappings left kernels go on and no byte is lost") {
         wrong += data[i] != i + (i / (2_MiB / 8) % 2 == 0 ? 1 : 0) ? 1 : 0;
     }
     CHECK(wrong == 0);
+}
+
+TEST_CASE("limits: a first touch that no mapping is left for says so") {
+    if (has_sanitizer) {
+        MESSAGE("skipped: a sanitizer needs mappings and address space of its own");
+        return;
+    }
+    if (!is_fresh_process()) {
+        const ending how = in_fresh_process();
+        CAPTURE(how.text);
+        if (how.text.find("skipped") == std::string::npos) {
+            CHECK(how.is_crash());
+            CHECK(how.text.find("vm.max_map_count") != std::string::npos);
+            CHECK(how.text.find("mappings in use") != std::string::npos);
+            CHECK(how.text.find("has no room for") == std::string::npos);
+        }
+        return;
+    }
+    rig r{{device_of(64_MiB)}};
+    auto* data = r.map(64_MiB);
+    data[0] = 1;
+    if (!eat_maps(12)) {
+        std::fprintf(stderr, "skipped: vm.max_map_count cannot be reached here\n");
+        return;
+    }
+    for (std::size_t page = 2; page < 32; page += 2) {
+        *page_of(data, page) = page;
+    }
 }
 
 TEST_CASE("limits: little address space is a clear refusal") {

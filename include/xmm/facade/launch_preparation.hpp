@@ -25,9 +25,10 @@ public:
         return on.can(ability::device_faults) ? use_grip::loose : use_grip::firm;
     }
 
-    launch_preparation(space_state& state, node& on, std::span<const use> uses,
-                       use_grip grip) noexcept
-        : state_{state}, on_{on}, uses_{uses}, grip_{grip} {}
+    // A kernel's accesses are its device's own; a copy reaches what other devices alone have.
+    launch_preparation(space_state& state, node& on, std::span<const use> uses, use_grip grip,
+                       bool is_kernel = true) noexcept
+        : state_{state}, on_{on}, uses_{uses}, grip_{grip}, is_kernel_{is_kernel} {}
     launch_preparation(const launch_preparation&) = delete;
     launch_preparation& operator=(const launch_preparation&) = delete;
     ~launch_preparation() {
@@ -131,9 +132,14 @@ private:
         for (address at = one.range.begin; at < one.range.end();) {
             address after = 0;
             bool is_marked = false;
+            bool is_elsewhere = false;
             access who = one.who;
             if (!state_.core.with_granule(at, [&](granule& page) {
                     who = must_map ? all_access(page.va) : who;
+                    is_elsewhere = is_kernel_ && !must_map && is_fixed_elsewhere_locked(page, who);
+                    if (is_elsewhere) {
+                        return;
+                    }
                     if (!must_map ||
                         (!page.is_moving() && covers(page.mapped[on_.accessor()], who))) {
                         use_table::mark_locked(page, grip_);
@@ -143,6 +149,9 @@ private:
                 })) {
                 return fail(errc::not_mapped, "the range was unmapped meanwhile");
             }
+            if (is_elsewhere) {
+                return fail(errc::busy, fault_handler::device_only);
+            }
             if (is_marked) {
                 at = after;
                 part_ = {one.range.begin, at - one.range.begin};
@@ -151,6 +160,11 @@ private:
             }
         }
         return {};
+    }
+    // What no fault of the device can bring: with a firm grip, map_page finds it out.
+    bool is_fixed_elsewhere_locked(const granule& page, access who) const noexcept {
+        return page.is_fixed && page.home != no_slot && page.home != on_.slot &&
+               !state_.core.at_slot(page.home).is_host && !covers(page.mapped[on_.accessor()], who);
     }
     // What all uses together want of a granule. A mark of this launch for less would keep the page as it
     // is, and the use that wants more would wait for this launch itself.
@@ -173,6 +187,7 @@ private:
     node& on_;
     std::span<const use> uses_;
     const use_grip grip_;
+    const bool is_kernel_;
     std::size_t whole_ = 0;  // uses that are marked as a whole
     va_range part_;          // marked part of the next one
     bool is_handed_over_ = false;

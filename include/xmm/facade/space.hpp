@@ -135,9 +135,9 @@ public:
     }
 
     // gmemcpy: between any two pointers, unified, device-only, page-locked or plain, at any alignment. Ranges
-    // that overlap are refused. Zero bytes copy nothing and look at no pointer. On a failure in the middle
-    // the destination's contents are undefined. unsupported: memory that another space has fixed or pinned to a
-    // device.
+    // that overlap are refused. Zero bytes copy nothing and look at no pointer. Plain memory can be read, or written,
+    // as the copy needs: only that it is mapped is checked. On a failure in the middle the destination's contents are
+    // undefined. unsupported: memory that another space has fixed or pinned to a device.
     status copy(void* to, const void* from, std::size_t bytes) noexcept {
         if (bytes == 0) {
             return {};
@@ -436,7 +436,8 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from,
             uses[use_count++] = side;
         }
     }
-    detail::launch_preparation marks{*state_, *at, {uses.data(), use_count}, use_grip::loose};
+    detail::launch_preparation marks{
+        *state_, *at, {uses.data(), use_count}, use_grip::loose, false};
     if (status prepared = marks.prepare(); !prepared) {
         return prepared;
     }

@@ -11,8 +11,10 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 
 #include <xmm/os/fault_trap.hpp>
+#include <xmm/os/host_memory.hpp>
 #include <xmm/placement/advise.hpp>
 #include <xmm/placement/budget_watch.hpp>
 #include <xmm/placement/policies.hpp>
@@ -114,15 +116,26 @@ private:
             case errc::busy: return cpu_fault_outcome::refused;
             case errc::device_lost: return cpu_fault_outcome::no_memory;
             default:
-                *why = engine.describe(engine.frames.last_shortage());
+                *why = engine.describe(outcome, engine.frames.last_shortage());
                 return cpu_fault_outcome::no_memory;
         }
     }
-    // For the trap's message; the text lasts for as many more. No thread_local: in a library that was loaded later
-    // its first use allocates, and the thread that faulted may hold a lock of malloc's.
-    const char* describe(const shortage& last) noexcept {
+    // For the trap's message: what was short, or what else failed. The text lasts for as many more. No thread_local:
+    // in a library that was loaded later its first use allocates, and the thread that faulted may hold a lock of
+    // malloc's.
+    const char* describe(const status& failed, const shortage& last) noexcept {
         // relaxed: whose text it is, no more.
         char* text = texts_[next_text_.fetch_add(1, std::memory_order_relaxed) % texts_.size()];
+        // A shortage of frames has its cause as the failure's text; what else failed speaks for itself.
+        const char* why = failed.why != nullptr ? failed.why : "";
+        if (last.node == no_node || std::strcmp(why, last.cause) != 0) {
+            if (std::strstr(why, "max_map_count") == nullptr) {
+                return why;
+            }
+            std::snprintf(text, sizeof texts_[0], "%s: %zu of %zu mappings in use", why,
+                          map_count(), map_limit());
+            return text;
+        }
         std::snprintf(text, sizeof texts_[0],
                       "node %d has no room for %zu bytes: %zu of %zu in use; %s", last.node.value,
                       last.bytes, last.used, last.limit, last.cause);

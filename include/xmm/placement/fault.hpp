@@ -20,6 +20,9 @@ namespace xmm {
 
 class fault_handler {
 public:
+    static constexpr const char* device_only =
+        "the page is device-only memory: its device alone reaches it";
+
     fault_handler(address_space& space, mover& moves, reclaimer& frames, policy_ref first) noexcept
         : space_{space}, moves_{moves}, frames_{frames} {
         set_policy(first);
@@ -226,11 +229,8 @@ private:
             return enter_locked(page, state, access::read_write);
         }
         if (page.is_fixed || page.pins > 0) {
-            return {.outcome =
-                        fail(errc::busy,
-                             page.is_fixed
-                                 ? "the page is device-only memory: its device alone reaches it"
-                                 : "the page is pinned on a device")};
+            return {.outcome = fail(errc::busy, page.is_fixed ? device_only
+                                                              : "the page is pinned on a device")};
         }
         if (page.is_held()) {
             return {.kind = step::await_holds};
