@@ -145,7 +145,11 @@ public:
     // At once, not in the order of any queue. The node counts for `preferred` alone.
     [[nodiscard]] status advise(std::span<const va_range> ranges, driver_advice what,
                                 node_id node) noexcept {
-        const CUmemLocation where = location_of(node);
+        CUmemLocation where = location_of(node);
+        if (where.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+            // A NUMA node is accepted as preferred, and forgotten (driver 580): the host as a whole is remembered.
+            where = {CU_MEM_LOCATION_TYPE_HOST, 0};
+        }
         if (what == driver_advice::preferred && where.type == CU_MEM_LOCATION_TYPE_INVALID) {
             return fail(errc::unknown_node, "not a node of this driver");
         }

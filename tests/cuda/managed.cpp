@@ -531,7 +531,7 @@ TEST_CASE(
     const auto prefers_host = [&] {
         const int type = r.told<int>(CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, data, 4_MiB);
         const int by = r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, data, 4_MiB);
-        return type == cuda::CU_MEM_LOCATION_TYPE_HOST_NUMA && by >= 0;
+        return type == cuda::CU_MEM_LOCATION_TYPE_HOST && by >= 0;
     };
     CHECK(prefers_host());
     // A device that is preferred gets the page although the policy leaves pages on the host.
