@@ -35,10 +35,11 @@ struct page_move {
     status outcome{};
 };
 
-// Whether one copy leads from a frame of that node to one of the other.
+// Whether one copy leads from a frame of that node to one of the other. A driver that owns the pages sees to it.
 [[nodiscard]] inline bool is_direct(const node& from, const node& to) noexcept {
     return from.is_host || to.is_host || from.slot == to.slot ||
-           (from.driver == to.driver && from.can(ability::peer) && to.can(ability::peer));
+           (from.driver == to.driver &&
+            (is_steered(to) || (from.can(ability::peer) && to.can(ability::peer))));
 }
 
 // Between frames of two devices that do not reach each other, by way of plain memory. Returns when it is done;
