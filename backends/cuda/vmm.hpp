@@ -16,6 +16,7 @@
 #include <array>
 #include <cstdio>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <span>
 #include <vector>
@@ -69,6 +70,7 @@ public:
     ~vmm() {
         for (queue_slot& one : *slots_) {
             if (one.is_taken) {
+                std::lock_guard hold{one.ending};
                 one.work.close();
             }
         }
@@ -184,7 +186,7 @@ public:
         XMM_ASSERT(slot.id.load(std::memory_order_relaxed) == id.value,
                    "destroyed a queue that is gone");
         slot.id.store(0, std::memory_order_relaxed);
-        slot.work.close();
+        with(slot.ending, [&] { slot.work.close(); });
         with(lock_, [&] { slot.is_taken = false; });
     }
 
@@ -392,6 +394,8 @@ private:
         bool is_taken = false;             // under lock_, as is the next
         std::uint32_t generation = 0;
         queue work;
+        // Held by the locker's thread while it waits for the work, and by who ends the queue. No rank: before all.
+        std::mutex ending;
     };
 
     // Addresses that wait for frames to leave them.
@@ -421,6 +425,7 @@ private:
             return;
         }
         for (queue_slot& one : *me.slots_) {
+            std::lock_guard hold{one.ending};
             if (one.id.load(std::memory_order_acquire) == 0) {
                 continue;
             }
