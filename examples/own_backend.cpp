@@ -3,6 +3,8 @@
 // a call returns and takes no page faults. It works with everything above it: moves, hints, budgets, launches.
 #include <xmm/xmm.hpp>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -45,6 +47,9 @@ public:
     // Only devices are listed; hosts are described, and get frames and mappings, all the same.
     std::span<const xmm::node_id> nodes() noexcept { return ids_; }
     xmm::result<xmm::node_description> describe(xmm::node_id node) noexcept {
+        if (node == xmm::no_node) {
+            return fail(errc::unknown_node, "not a node of this driver");
+        }
         xmm::node_description about;
         std::strcpy(about.name.data(), is_device(node) ? "tiny device" : "host");
         about.bytes = is_device(node) ? bytes_ : file_bytes / 2;
@@ -53,9 +58,16 @@ public:
         return about;
     }
 
-    // Addresses: propose some, or agree to those of another driver.
+    // Addresses: propose some, or agree to those of another driver; each only once.
     xmm::result<xmm::va_range> va_examine(xmm::va_range wanted, std::size_t alignment) noexcept {
         if (wanted.begin != 0) {
+            std::lock_guard guard{lock_};
+            for (const claim& other : claims_) {
+                if (other.range.overlaps(wanted)) {
+                    return fail(errc::busy, "these addresses are claimed");
+                }
+            }
+            claims_.push_back({wanted, false});
             return wanted;
         }
         void* at = ::mmap(nullptr, wanted.bytes + alignment, PROT_NONE,
@@ -71,14 +83,25 @@ public:
         if (all.end() > range.end()) {
             ::munmap(xmm::to_pointer(range.end()), all.end() - range.end());
         }
+        std::lock_guard guard{lock_};
+        claims_.push_back({range, true});
         return range;
     }
     void va_release(xmm::va_range range) noexcept {
-        ::munmap(xmm::to_pointer(range.begin), range.bytes);
+        std::lock_guard guard{lock_};
+        const auto gone = std::find_if(claims_.begin(), claims_.end(),
+                                       [&](const claim& one) { return one.range == range; });
+        if (gone->is_ours) {
+            ::munmap(xmm::to_pointer(range.begin), range.bytes);
+        }
+        claims_.erase(gone);
     }
 
-    // Queues: work is over when a call returns, so every ticket is reached.
-    xmm::result<xmm::queue_id> queue_create(xmm::node_id, xmm::queue_priority) noexcept {
+    // Queues: work is over when a call returns, so every ticket is reached. Tickets of a queue only grow.
+    xmm::result<xmm::queue_id> queue_create(xmm::node_id node, xmm::queue_priority) noexcept {
+        if (!is_device(node)) {
+            return fail(errc::unknown_node, "a queue belongs to a device");
+        }
         return xmm::queue_id{xmm::registry::next_number(xmm::number_kind::queue)};
     }
     void queue_destroy(xmm::queue_id) noexcept {}
@@ -99,7 +122,9 @@ public:
     }
     bool is_done(xmm::ticket) noexcept { return true; }
     xmm::status wait(xmm::ticket) noexcept { return {}; }
-    xmm::result<xmm::ticket> record(xmm::queue_id queue) noexcept { return xmm::ticket{queue, 1}; }
+    xmm::result<xmm::ticket> record(xmm::queue_id queue) noexcept {
+        return xmm::ticket{queue, ++last_ticket_};
+    }
     xmm::status make_wait(xmm::queue_id, xmm::ticket) noexcept { return {}; }
 
     // Frames: stretches of the file; a hole reads as zero again.
@@ -173,6 +198,11 @@ private:
 
     bool is_device(xmm::node_id node) const noexcept { return node == ids_[0]; }
 
+    struct claim {
+        xmm::va_range range;
+        bool is_ours;  // to unmap
+    };
+
     const std::size_t bytes_;
     const std::array<xmm::node_id, 1> ids_;
     int file_ = -1;
@@ -181,6 +211,8 @@ private:
     std::map<xmm::address, xmm::run> table_;  // guarded by lock_, as the two below
     std::size_t used_ = 0;
     std::size_t next_ = 0;
+    std::vector<claim> claims_;  // as well
+    std::atomic<std::uint64_t> last_ticket_{0};
 };
 
 static_assert(xmm::backend<driver>);
