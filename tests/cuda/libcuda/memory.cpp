@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -265,8 +266,9 @@ std::byte* reserve_address(std::size_t bytes, std::size_t alignment, std::uintpt
 }
 
 void close_address(CUdeviceptr at, std::size_t bytes) {
-    (void)::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    // A real driver's is seen by no sanitizer, and would count as a write that nobody waits for.
+    (void)::syscall(SYS_mmap, at, bytes, PROT_NONE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 void release_address(CUdeviceptr at, std::size_t bytes) {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -108,8 +109,9 @@ CUresult show_to_cpu(mapping& in, unsigned char access) {
         const int allowed =
             access == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE;
         // Anew each time: this also undoes what the program's mprotect did, as the driver's does.
-        if (::mmap(reinterpret_cast<void*>(in.at), in.bytes, allowed, MAP_SHARED | MAP_FIXED,
-                   in.what->fd, 0) == MAP_FAILED) {
+        // Raw, as in close_address.
+        if (::syscall(SYS_mmap, in.at, in.bytes, allowed, MAP_SHARED | MAP_FIXED, in.what->fd, 0) ==
+            -1) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
     }
