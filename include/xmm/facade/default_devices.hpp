@@ -2,10 +2,9 @@
 // default_devices.hpp - the devices that a space gets when none are named.
 //
 // Model    All CUDA devices of the process, in the mode that XMM_CONF says (cuda:vmm or cuda:managed; cuda:off: none);
-//          without one, software XPUs as XMM_CONF
-//          describes them: soft_devices (1), soft_bytes (a quarter of the host's memory, at most 1 GiB),
-//          soft_link (bytes a second, 0 = unlimited). One driver a process, shared by all spaces and shared
-//          objects.
+//          without one, software XPUs as XMM_CONF describes them: soft_devices (1), soft_bytes (a quarter of the
+//          host's memory, at most 1 GiB), soft_link (bytes a second, 0 = unlimited). One driver a process, shared
+//          by all spaces and shared objects.
 // Threads  Any; made once.
 // Failure  A CUDA driver that is there but cannot be used costs one line on stderr, then it is as if it were not.
 #pragma once
@@ -206,8 +205,8 @@ private:
         return {};
     }
 
-    std::unique_ptr<cuda::vmm>
-        vmm_;  // one of the two, if the outcome is ok; before it, since make() fills them
+    // One of the two, if the outcome is ok; before it, since make() fills them.
+    std::unique_ptr<cuda::vmm> vmm_;
     std::unique_ptr<cuda::managed> managed_;
     status outcome_;
 };

@@ -285,6 +285,7 @@ private:
         return live_peak_;
     }
     [[nodiscard]] std::size_t limit_for_locked(std::size_t asked) const noexcept {
+        // Not noted: what is asked for may be refused.
         const std::size_t peak = std::max(note_live_locked(0), live_locked() + asked);
         return peak + static_cast<std::size_t>(static_cast<double>(peak) * options_.slack / 1024);
     }
@@ -324,8 +325,8 @@ private:
     std::vector<idle_slot> idle_;    // what list_idle_locked found, of the size that is wanted
     std::vector<idle_slot> others_;  // of other sizes
     stale_mappings stale_;
-    std::size_t slot_count_ = 0;  // of all spans
-    mutable std::size_t live_peak_ = 0;
+    std::size_t slot_count_ = 0;                       // of all spans
+    mutable std::size_t live_peak_ = 0;                // looked up as it is asked for
     std::atomic<std::size_t> live_{0};                 // of users that do not count themselves
     alignas(64) std::atomic<std::uint32_t> epoch_{0};  // counts the calls that gave frames
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // extent_heap.hpp - best fit over addresses; frames follow demand.
 //
-// Model    One heap serves one queue of a device at a time. Address space is free and plenty, frames are not: a block goes
-//          where the fewest frames are missing, and of such places into the smallest free extent. Blocks that
+// Model    One heap serves one queue of a device at a time. Address space is free and plenty, frames are not: a
+//          block goes where the fewest frames are missing, and of such places into the smallest free extent. Blocks that
 //          will soon be gone, judged by those before them, live in an area of their own, so that the others
 //          stay together. Slots grow with the peak of live bytes: a move costs the same whatever the slot's
 //          size, while half a slot is lost at the end of each run of blocks.

@@ -165,8 +165,8 @@ public:
         heap_statistics& owner_;
         std::int64_t limit_;
         std::atomic<std::int64_t> active_{0};  // bytes
-        std::atomic<std::int64_t> answered_{
-            0};  // its share of answered_ below; written under its lock
+        // Its share of the owner's answered_; written under the owner's lock.
+        std::atomic<std::int64_t> answered_{0};
         std::array<tally, heap_pools> tallies_;
         struct quick_tally {
             counter given{0}, freed{0};
@@ -399,8 +399,8 @@ private:
     }
 
     // (A) atomic  (L) lock_  (S) shared_lock_
-    std::int64_t answered_ =
-        0;  // (L) active bytes that all stripes answer for; no fewer than there are
+    // (L) active bytes that all stripes answer for; no fewer than there are
+    std::int64_t answered_ = 0;
     std::int64_t highest_ = 0;  // (L) the most that were looked at
     std::array<std::atomic<std::uint64_t>, heap_counts> counts_{};  // (A)
     ranked_mutex<lock_rank::leaf> lock_;

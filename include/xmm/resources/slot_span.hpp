@@ -79,11 +79,11 @@ private:
     const bool is_of_one_span_;         //       constant
     slot_span* spans_ = nullptr;        // (U,D) first of its spans; two letters: written under both
     std::uint64_t stamp_ = 0;           // (U)   of the latest release
-    std::atomic<std::size_t> live_{0};  // written under (U), as is the next
-    std::atomic<std::size_t> live_peak_{0};
-    frame_user* next_ = nullptr;  // (D)   next of the users that have spans
-    std::uint64_t listed_ = 0;    // (D)   stamp_ when its slots were last looked at
-    queue_points points_;         // (D)
+    std::atomic<std::size_t> live_{0};  // (A)   written under U
+    std::atomic<std::size_t> live_peak_{0};  // (A)   written under U
+    frame_user* next_ = nullptr;             // (D)   next of the users that have spans
+    std::uint64_t listed_ = 0;               // (D)   stamp_ when its slots were last looked at
+    queue_points points_;                    // (D)
 };
 
 class slot_span {
