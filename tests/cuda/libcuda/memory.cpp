@@ -267,8 +267,9 @@ std::byte* reserve_address(std::size_t bytes, std::size_t alignment, std::uintpt
 
 void close_address(CUdeviceptr at, std::size_t bytes) {
     // A real driver's is seen by no sanitizer, and would count as a write that nobody waits for.
+    // The last argument lies on the stack and is read as a whole word there: 0 is not enough.
     (void)::syscall(SYS_mmap, at, bytes, PROT_NONE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0L);
 }
 
 void release_address(CUdeviceptr at, std::size_t bytes) {
