@@ -20,7 +20,7 @@ namespace {
 using namespace xmm;
 using namespace xmm::literals;
 
-bool is_skipped() {
+bool has_no_managed() {
     const status state = test::managed_state();
     if (!state) {
         MESSAGE("skipped, no managed memory: ", std::string{state.why}, " (", state.driver_code,
@@ -30,7 +30,7 @@ bool is_skipped() {
 }
 
 // A space of its own, so that budgets and counts are the test's.
-struct rig {
+struct managed_rig {
     std::unique_ptr<cuda::managed> driver;
     space of;
     node_id device = of.devices()[0];
@@ -41,8 +41,8 @@ struct rig {
     test::soft_cuda_controls soft = test::find_soft_cuda();
     test::soft_managed_controls pages = test::find_soft_managed();
 
-    explicit rig(std::size_t budget = 32_MiB, const char* policy = "first_touch",
-                 std::size_t devices = 1)
+    explicit managed_rig(std::size_t budget = 32_MiB, const char* policy = "first_touch",
+                         std::size_t devices = 1)
         : driver{std::move(test::open_managed(devices, 78).value())},
           of{space::create_on(*driver, {.policy = policy}).value()} {
         CHECK(of.set_budget(device, budget));
@@ -52,7 +52,7 @@ struct rig {
             soft.reset();
         }
     }
-    ~rig() {
+    ~managed_rig() {
         test::cuda_word_mover::drop_word(*native().device_of(own), word);
         driver->queue_destroy(own);
         CHECK(of.set_budget(device, no_budget));
@@ -121,7 +121,7 @@ struct rig {
 }  // namespace
 
 TEST_CASE("managed: ranges are the driver's choice, aligned as asked") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
     auto opened = test::open_managed(1);
@@ -153,10 +153,10 @@ TEST_CASE("managed: ranges are the driver's choice, aligned as asked") {
 }
 
 TEST_CASE("managed: what lies in a row is one call, and a refused one leaves all as it was") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r;
+    managed_rig r;
     if (!r.soft) {
         MESSAGE("skipped: a driver that counts and fails is needed");
         return;
@@ -189,10 +189,10 @@ TEST_CASE("managed: what lies in a row is one call, and a refused one leaves all
 }
 
 TEST_CASE("managed: one pointer; the CPU writes, a kernel reads and writes, the CPU reads") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r;
+    managed_rig r;
     queue line = r.make_queue();
     std::uint64_t* data = r.map(8_MiB);
     CHECK(r.home(data) == no_node);  // unknown: nobody has placed it
@@ -222,10 +222,10 @@ TEST_CASE("managed: one pointer; the CPU writes, a kernel reads and writes, the 
 }
 
 TEST_CASE("managed: what the CPU took back unseen is placed again by the launch that names it") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r;
+    managed_rig r;
     queue line = r.make_queue();
     std::uint64_t* data = r.map(8_MiB, {.granule_bytes = 2_MiB});
     std::iota(data, data + 8_MiB / 8, std::uint64_t{1});
@@ -253,10 +253,10 @@ TEST_CASE("managed: what the CPU took back unseen is placed again by the launch 
 }
 
 TEST_CASE("managed: hints, to the device and back, contents kept") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r;
+    managed_rig r;
     std::uint64_t* data = r.map(16_MiB);
     std::iota(data, data + 16_MiB / 8, std::uint64_t{3});
     CHECK(r.of.advise(r.device, data, 16_MiB, advice::will_need));
@@ -306,10 +306,10 @@ TEST_CASE("managed: hints, to the device and back, contents kept") {
 
 TEST_CASE(
     "managed: one and a half times the budget; every word is right, the driver never evicts") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r{64_MiB};
+    managed_rig r{64_MiB};
     queue line = r.make_queue();
     constexpr std::size_t bytes = 96_MiB;
     constexpr std::size_t stride = page_bytes / 8;
@@ -345,10 +345,10 @@ TEST_CASE(
 }
 
 TEST_CASE("managed: what others take of the device is given up before the driver has to evict") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r{no_budget};
+    managed_rig r{no_budget};
     auto* take = test::find_in_libcuda<cuda::CUresult(int, std::size_t)>("xmmSoftCudaTake");
     const std::size_t bytes = r.of.describe(r.device)->bytes;
     if (take == nullptr || bytes > 1_GiB) {
@@ -378,10 +378,10 @@ TEST_CASE("managed: what others take of the device is given up before the driver
 }
 
 TEST_CASE("managed: a launch that names more than the budget works on the rest over the link") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r{16_MiB};
+    managed_rig r{16_MiB};
     queue line = r.make_queue();
     constexpr std::size_t stride = page_bytes / 8;
     std::uint64_t* data = r.map(24_MiB, {.granule_bytes = 2_MiB});
@@ -413,10 +413,10 @@ TEST_CASE("managed: a launch that names more than the budget works on the rest o
 }
 
 TEST_CASE("managed: pages that a launch named stay until its work is done") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r{16_MiB};
+    managed_rig r{16_MiB};
     queue line = r.make_queue();
     queue other = r.make_queue();
     std::uint64_t* data = r.map(16_MiB, {.granule_bytes = 2_MiB});
@@ -444,11 +444,11 @@ TEST_CASE("managed: pages that a launch named stay until its work is done") {
 
 TEST_CASE(
     "managed: what no launch names is reached over the link, and takes nothing of the device") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
     for (const char* policy : {"mapped", "first_touch"}) {
-        rig r{32_MiB, policy};
+        managed_rig r{32_MiB, policy};
         queue line = r.make_queue();
         std::uint64_t* data = r.map(4_MiB);
         const bool is_mapped = std::string{policy} == "mapped";
@@ -476,10 +476,10 @@ TEST_CASE(
 }
 
 TEST_CASE("managed: gmemcpy between unified pointers, plain memory, and in a queue's order") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r;
+    managed_rig r;
     queue line = r.make_queue();
     std::vector<std::uint64_t> plain(4_MiB / 8);
     std::iota(plain.begin(), plain.end(), std::uint64_t{9});
@@ -519,10 +519,10 @@ TEST_CASE("managed: gmemcpy between unified pointers, plain memory, and in a que
 TEST_CASE(
     "managed: advice is passed on: where pages stay, who reaches them, copies while there are "
     "some") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r{32_MiB, "mapped"};
+    managed_rig r{32_MiB, "mapped"};
     queue line = r.make_queue();
     std::uint64_t* data = r.map(4_MiB, {.granule_bytes = 2_MiB});
     using cuda::CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY;
@@ -587,10 +587,10 @@ TEST_CASE(
 }
 
 TEST_CASE("managed: two devices, copies on both, a page that goes from one to the other") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r{32_MiB, "first_touch", 2};
+    managed_rig r{32_MiB, "first_touch", 2};
     if (r.of.devices().size() < 2) {
         MESSAGE("skipped: one device only");
         return;
@@ -626,10 +626,10 @@ TEST_CASE("managed: two devices, copies on both, a page that goes from one to th
 
 TEST_CASE(
     "managed: copies of read-mostly pages are counted, whoever reads them and whatever was there") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r{32_MiB, "first_touch", 2};
+    managed_rig r{32_MiB, "first_touch", 2};
     queue line = r.make_queue();
     std::uint64_t* data = r.map(2_MiB, {.is_read_mostly = true});
     std::uint64_t seen = 1;
@@ -661,10 +661,10 @@ TEST_CASE(
 }
 
 TEST_CASE("managed: a user's stream as a queue, and a container whose memory prefers the device") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r;
+    managed_rig r;
     const cuda::device& on = *r.native().device_of(r.own);
     const cuda::current_context here{on.calls(), on.context()};
     cuda::CUstream users = nullptr;
@@ -689,10 +689,10 @@ TEST_CASE("managed: a user's stream as a queue, and a container whose memory pre
 }
 
 TEST_CASE("managed: pins keep a page from being demoted") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r{8_MiB};
+    managed_rig r{8_MiB};
     queue line = r.make_queue();
     std::uint64_t* data = r.map(16_MiB, {.granule_bytes = 2_MiB});
     REQUIRE(r.of.advise(r.device, data, 2_MiB, advice::pin));
@@ -710,10 +710,10 @@ TEST_CASE("managed: pins keep a page from being demoted") {
 }
 
 TEST_CASE("managed: what cannot be had is refused, and nothing changes") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r;
+    managed_rig r;
     CHECK(r.of.map(2_MiB, {.fixed = r.device}).code() == errc::unsupported);
     CHECK(r.of.map(2_MiB, {.fixed = r.host}).code() == errc::unsupported);
     CHECK(r.of.map(0).code() == errc::invalid_argument);
@@ -749,10 +749,10 @@ TEST_CASE("managed: what cannot be had is refused, and nothing changes") {
 }
 
 TEST_CASE("managed: refused driver calls leave pages and ledgers as they were") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r;
+    managed_rig r;
     if (!r.soft) {
         MESSAGE("skipped: a driver that fails on request is needed");
         return;
@@ -820,7 +820,7 @@ TEST_CASE("managed: refused driver calls leave pages and ledgers as they were") 
 }
 
 TEST_CASE("managed: under capture a launch is refused and the capture goes on") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
     using begin_capture = cuda::CUresult(cuda::CUstream, cuda::CUstreamCaptureMode);
@@ -831,7 +831,7 @@ TEST_CASE("managed: under capture a launch is refused and the capture goes on") 
         MESSAGE("skipped: no captures here");
         return;
     }
-    rig r;
+    managed_rig r;
     queue line = r.make_queue();
     std::uint64_t* data = r.map(2_MiB);
     const va_range range{to_address(data), 2_MiB};
@@ -850,10 +850,10 @@ TEST_CASE("managed: under capture a launch is refused and the capture goes on") 
 }
 
 TEST_CASE("managed: CPU threads and launches on the same pages at once") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r{8_MiB};
+    managed_rig r{8_MiB};
     constexpr std::size_t pages = 8;
     constexpr std::size_t stride = page_bytes / 8;
     std::uint64_t* data = r.map(pages * page_bytes, {.granule_bytes = 2_MiB});
@@ -899,11 +899,11 @@ TEST_CASE("managed: CPU threads and launches on the same pages at once") {
 
 TEST_CASE(
     "managed: threads launch, advise, copy and write; words are right, no device holds too much") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
     constexpr std::size_t budget = 8_MiB;
-    rig r{budget, "first_touch", 2};
+    managed_rig r{budget, "first_touch", 2};
     const std::vector<node_id> devices = r.of.devices();
     for (const node_id one : devices) {
         CHECK(r.of.set_budget(one, budget));
@@ -1004,10 +1004,10 @@ TEST_CASE(
 }
 
 TEST_CASE("managed: the loss of the device") {
-    if (is_skipped()) {
+    if (has_no_managed()) {
         return;
     }
-    rig r;
+    managed_rig r;
     if (!r.soft) {
         MESSAGE("skipped: a device that can be lost is needed");
         return;

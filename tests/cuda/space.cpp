@@ -18,7 +18,7 @@ namespace {
 using namespace xmm;
 using namespace xmm::literals;
 
-bool is_skipped() {
+bool has_no_cuda() {
     const status state = test::cuda_state();
     if (!state) {
         MESSAGE("skipped, no CUDA: ", std::string{state.why}, " (", state.driver_code, ")");
@@ -106,7 +106,7 @@ TEST_CASE("a space on CUDA devices, or the reason why there is none") {
 }
 
 TEST_CASE("one pointer: the CPU writes, a kernel reads and writes, the CPU reads") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r;
@@ -129,7 +129,7 @@ TEST_CASE("one pointer: the CPU writes, a kernel reads and writes, the CPU reads
 }
 
 TEST_CASE("a function that takes no CUDA stream is refused; overloads take the right one") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r;
@@ -151,7 +151,7 @@ TEST_CASE("a function that takes no CUDA stream is refused; overloads take the r
 }
 
 TEST_CASE("hints: to the device and back, by a pair of copies, contents kept") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r;
@@ -180,7 +180,7 @@ TEST_CASE("hints: to the device and back, by a pair of copies, contents kept") {
 }
 
 TEST_CASE("three times the budget: every word is right, the device never holds more") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r{32_MiB};
@@ -207,7 +207,7 @@ TEST_CASE("three times the budget: every word is right, the device never holds m
 }
 
 TEST_CASE("the policy `mapped`: a kernel works on host pages where they are, beside the CPU") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r{32_MiB, "mapped"};
@@ -228,7 +228,7 @@ TEST_CASE("the policy `mapped`: a kernel works on host pages where they are, bes
 
 TEST_CASE(
     "a page that a device has in place moves while work waits for a function that needs the page") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r{32_MiB, "mapped"};
@@ -274,7 +274,7 @@ TEST_CASE(
 }
 
 TEST_CASE("gmemcpy between unified pointers, plain memory, and in a queue's order") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r;
@@ -298,7 +298,7 @@ TEST_CASE("gmemcpy between unified pointers, plain memory, and in a queue's orde
 }
 
 TEST_CASE("a user's stream as a queue of the space") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r;
@@ -330,7 +330,7 @@ TEST_CASE("a user's stream as a queue of the space") {
 }
 
 TEST_CASE("read-mostly pages: the CPU keeps its copy beside a kernel that reads the device's") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r;
@@ -375,7 +375,7 @@ TEST_CASE("read-mostly pages: the CPU keeps its copy beside a kernel that reads 
 TEST_CASE(
     "read-mostly pages: of handles one copy at a time is seen, and no kernel loses the one that it "
     "reads") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r{32_MiB, "first_touch", 1, true};
@@ -418,7 +418,7 @@ TEST_CASE(
 
 TEST_CASE(
     "read-mostly pages on two devices: a launch waits for the other's, and each gets the data") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r{32_MiB, "first_touch", 2};
@@ -458,7 +458,7 @@ TEST_CASE(
 }
 
 TEST_CASE("CPU threads and launches on the same pages at once") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r;
@@ -491,7 +491,7 @@ TEST_CASE("CPU threads and launches on the same pages at once") {
 }
 
 TEST_CASE("device-only memory: the heap of a device gives blocks that kernels reach") {
-    if (is_skipped()) {
+    if (has_no_cuda()) {
         return;
     }
     rig r{64_MiB};

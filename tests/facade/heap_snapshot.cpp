@@ -114,7 +114,7 @@ TEST_CASE("heap: what it records can be taken back event by event, and replayed"
     r.play(1500);
     const heap_snapshot seen = r.heap().snapshot();
     CHECK(seen.trace.lost == 0);
-    const std::vector<trace_event> kept = detail::viewer_history::of(seen);
+    const std::vector<trace_event> kept = xmm::detail::viewer_history::of(seen);
     CHECK(kept.size() == seen.trace.events.size());
     CHECK(kept.size() > 2000);
 
@@ -165,7 +165,7 @@ TEST_CASE("heap: snapshots while threads allocate are sound, whatever they miss"
         while (!is_over.load()) {
             const heap_snapshot seen = r.heap().snapshot();
             CHECK(seen.is_valid());
-            CHECK(detail::viewer_history::of(seen).size() <= seen.trace.events.size());
+            CHECK(xmm::detail::viewer_history::of(seen).size() <= seen.trace.events.size());
             std::this_thread::sleep_for(std::chrono::milliseconds{1});
         }
     }};

@@ -4,20 +4,13 @@
 
 #include <optional>
 
-#include "../support/faulty_backend.hpp"
+#include "faulty_soft.hpp"
 #include "rig.hpp"
 
 using namespace xmm;
 using namespace xmm::test;
 
 namespace {
-
-struct faulty_soft : faulty_backend<soft::driver> {
-    using faulty_backend::faulty_backend;
-    static constexpr const char* native_kind = soft::driver::native_kind;
-    soft::driver* native() noexcept { return &inner(); }
-};
-static_assert(backend<faulty_soft>);
 
 // Pages whose contents are known, or not since what wrote them failed. The CPU touches none itself: a touch
 // that cannot be served is the end of the program.

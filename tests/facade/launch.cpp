@@ -1,19 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/facade/launch.hpp>
 
-#include "../support/faulty_backend.hpp"
+#include "faulty_soft.hpp"
 #include "rig.hpp"
 
 using namespace xmm;
 using namespace xmm::test;
 
 namespace {
-
-struct faulty_soft : faulty_backend<soft::driver> {
-    using faulty_backend::faulty_backend;
-    static constexpr const char* native_kind = soft::driver::native_kind;
-    soft::driver* native() noexcept { return &inner(); }
-};
 
 // A space over a device whose driver fails on demand.
 struct faulty_rig {

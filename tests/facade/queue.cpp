@@ -50,7 +50,7 @@ TEST_CASE("queue: of another space") {
     std::uint64_t plain = 0;
     CHECK(r.of().copy(other.line(), &plain, data, 8).code() == errc::unknown_node);
     // Of one driver the nodes are the same, the queue still is not: it would outlive this space.
-    auto driver = detail::make_soft_driver({device_of(16_MiB)}, machine_topology());
+    auto driver = xmm::detail::make_soft_driver({device_of(16_MiB)}, machine_topology());
     REQUIRE(driver);
     auto first = space::create_on(**driver);
     auto second = space::create_on(**driver);

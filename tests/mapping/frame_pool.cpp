@@ -10,12 +10,12 @@ using namespace xmm::literals;
 
 namespace {
 
-struct rig {
+struct pool_rig {
     test::paper_driver driver;
     ledger book;
     frame_pool pool;
 
-    explicit rig(std::size_t capacity = 16_MiB, std::size_t kept = SIZE_MAX) {
+    explicit pool_rig(std::size_t capacity = 16_MiB, std::size_t kept = SIZE_MAX) {
         book.open(capacity);
         pool.open(backend_ref{driver}, node_id{7}, 3, false, book, kept);
     }
@@ -29,7 +29,7 @@ struct rig {
 }  // namespace
 
 TEST_CASE("frame_pool: a fresh frame is charged and described") {
-    rig r;
+    pool_rig r;
     frame_record* one = r.take(4_MiB);
     CHECK(one->backing.bytes == 4_MiB);
     CHECK(one->backing.node == node_id{7});
@@ -45,7 +45,7 @@ TEST_CASE("frame_pool: a fresh frame is charged and described") {
 }
 
 TEST_CASE("frame_pool: the frame freed last comes back, no longer known to be zero") {
-    rig r;
+    pool_rig r;
     frame_record* one = r.take();
     frame_record* two = r.take();
     r.pool.give_back(*two);
@@ -59,7 +59,7 @@ TEST_CASE("frame_pool: the frame freed last comes back, no longer known to be ze
 }
 
 TEST_CASE("frame_pool: beyond the limit it fails and charges nothing") {
-    rig r{4_MiB};
+    pool_rig r{4_MiB};
     frame_record* one = r.take();
     frame_record* two = r.take();
     auto third = r.pool.take(2_MiB);
@@ -70,7 +70,7 @@ TEST_CASE("frame_pool: beyond the limit it fails and charges nothing") {
 }
 
 TEST_CASE("frame_pool: frames of other sizes are dropped for one that does not fit, oldest first") {
-    rig r{8_MiB};
+    pool_rig r{8_MiB};
     frame_record* small[4] = {r.take(), r.take(), r.take(), r.take()};
     const std::uint64_t oldest = small[2]->backing.handle;
     r.pool.give_back(*small[2]);
@@ -85,7 +85,7 @@ TEST_CASE("frame_pool: frames of other sizes are dropped for one that does not f
 }
 
 TEST_CASE("frame_pool: what exceeds the kept bytes is dropped at once") {
-    rig r{16_MiB, 3_MiB};
+    pool_rig r{16_MiB, 3_MiB};
     frame_record* one = r.take();
     frame_record* two = r.take();
     r.pool.give_back(*one);
@@ -97,7 +97,7 @@ TEST_CASE("frame_pool: what exceeds the kept bytes is dropped at once") {
 }
 
 TEST_CASE("frame_pool: after the budget was lowered frames go instead of being kept") {
-    rig r;
+    pool_rig r;
     frame_record* one = r.take();
     frame_record* two = r.take();
     r.book.set_budget(2_MiB);
@@ -113,7 +113,7 @@ TEST_CASE("frame_pool: after the budget was lowered frames go instead of being k
 }
 
 TEST_CASE("frame_pool: all or nothing when the driver refuses") {
-    rig r;
+    pool_rig r;
     r.driver.frames_until_failure = 0;
     auto refused = r.pool.take(2_MiB);
     CHECK(refused.code() == errc::no_memory);
@@ -125,7 +125,7 @@ TEST_CASE("frame_pool: all or nothing when the driver refuses") {
 }
 
 TEST_CASE("frame_pool: a driver that has less than the ledger believes gets frames back first") {
-    rig r;
+    pool_rig r;
     frame_record* small[2] = {r.take(), r.take()};
     r.pool.give_back(*small[0]), r.pool.give_back(*small[1]);
     r.driver.frames_until_failure = 0;

@@ -17,10 +17,10 @@ namespace {
 
 void nap() { std::this_thread::sleep_for(std::chrono::milliseconds{20}); }
 
-struct rig {
+struct granule_rig {
     granule page;
     frame_record host{}, device{};
-    rig() {
+    granule_rig() {
         page.va = {1_GiB, 2_MiB};
         page.state = residency::untouched;
         host.backing = {1, 1, 2_MiB, node_id{0}};
@@ -34,7 +34,7 @@ struct rig {
 }  // namespace
 
 TEST_CASE("granule: all who await rest wake when the transit ends") {
-    rig r;
+    granule_rig r;
     with(r.page.lock, [&] { r.page.begin_transit_locked(false); });
     CHECK(r.page.is_moving());
     CHECK(!r.page.is_urgent);
@@ -64,7 +64,7 @@ TEST_CASE("granule: all who await rest wake when the transit ends") {
 }
 
 TEST_CASE("granule: holds end when the last one is dropped") {
-    rig r;
+    granule_rig r;
     with(r.page.lock, [&] { r.page.add_hold_locked(), r.page.add_hold_locked(); });
     std::atomic<bool> is_free{false};
     std::thread waiter{[&] {
@@ -81,7 +81,7 @@ TEST_CASE("granule: holds end when the last one is dropped") {
 }
 
 TEST_CASE("granule: which records are consistent") {
-    rig r;
+    granule_rig r;
     granule& page = r.page;
     CHECK(page.is_valid_locked());
 

@@ -11,19 +11,19 @@ using namespace xmm;
 
 namespace {
 
-struct rig {
+struct list_rig {
     static constexpr unsigned count = 5;
     std::array<frame_record, count> frames;
     std::array<granule, count> pages;
     page_list active;
 
-    rig() {
+    list_rig() {
         for (unsigned i = 0; i < count; ++i) {
             frames[i].owner = &pages[i];
             active.move_to_recent(frames[i]);
         }
     }
-    ~rig() {
+    ~list_rig() {
         while (active.pop_victim([](frame_record&) { return true; }) != nullptr) {
         }
     }
@@ -40,7 +40,7 @@ struct rig {
 }  // namespace
 
 TEST_CASE("page_list: the oldest mapping event goes first") {
-    rig r;
+    list_rig r;
     CHECK(r.active.count() == 5);
     CHECK(r.drain() == std::vector<long>{0, 1, 2, 3, 4});
     CHECK(r.active.count() == 0);
@@ -48,7 +48,7 @@ TEST_CASE("page_list: the oldest mapping event goes first") {
 }
 
 TEST_CASE("page_list: an event moves to the recent end, cold to the old end") {
-    rig r;
+    list_rig r;
     r.active.move_to_recent(r.frames[1]);
     r.active.move_to_old(r.frames[3]);
     CHECK(r.active.count() == 5);
@@ -56,7 +56,7 @@ TEST_CASE("page_list: an event moves to the recent end, cold to the old end") {
 }
 
 TEST_CASE("page_list: removing twice, and what is in somebody's hands, does nothing") {
-    rig r;
+    list_rig r;
     r.active.remove(r.frames[2]);
     r.active.remove(r.frames[2]);
     CHECK(r.active.count() == 4);
@@ -64,7 +64,7 @@ TEST_CASE("page_list: removing twice, and what is in somebody's hands, does noth
 }
 
 TEST_CASE("page_list: declined victims go to the recent end, each is asked once") {
-    rig r;
+    list_rig r;
     unsigned asked = 0;
     CHECK(r.active.pop_victim([&](frame_record&) { return ++asked > 99; }) == nullptr);
     CHECK(asked == 5);

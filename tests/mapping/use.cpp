@@ -16,14 +16,14 @@ using namespace xmm::literals;
 
 namespace {
 
-struct rig {
+struct use_rig {
     static constexpr unsigned pages = 20;
     test::paper_driver driver;
     std::unique_ptr<logical_map> map = std::make_unique<logical_map>();
     use_table uses{*map};
     region* whole = nullptr;
 
-    rig() {
+    use_rig() {
         driver.reached = 0;  // nothing is done before a wait
         whole = map->make_region();
         whole->va = {1_GiB, pages * 2_MiB};
@@ -49,7 +49,7 @@ struct rig {
 }  // namespace
 
 TEST_CASE("use: marks last until the ticket is reached") {
-    rig r;
+    use_rig r;
     const use mine = r.one_use(2, 3);
     r.uses.note_launch(backend_ref{r.driver}, {queue_id{1}, 5}, {&mine, 1});
     CHECK(r.uses.in_flight() == 1);
@@ -67,15 +67,15 @@ TEST_CASE("use: marks last until the ticket is reached") {
 }
 
 TEST_CASE("use: a launch with many ranges, and two launches of one page") {
-    rig r;
+    use_rig r;
     std::vector<use> many;
-    for (unsigned i = 0; i < rig::pages; ++i) {
+    for (unsigned i = 0; i < use_rig::pages; ++i) {
         many.push_back(r.one_use(i));
     }
     r.uses.note_launch(backend_ref{r.driver}, {queue_id{1}, 1}, many);
     const use again = r.one_use(7);
     r.uses.note_launch(backend_ref{r.driver}, {queue_id{1}, 2}, {&again, 1});
-    CHECK(r.used() == rig::pages + 1);
+    CHECK(r.used() == use_rig::pages + 1);
     r.driver.reached = 1;
     r.uses.retire_finished();
     CHECK(r.used() == 1);
@@ -86,14 +86,14 @@ TEST_CASE("use: a launch with many ranges, and two launches of one page") {
 }
 
 TEST_CASE("use: marks of what was never launched are taken back") {
-    rig r;
+    use_rig r;
     const use mine[] = {r.one_use(0, 2), r.one_use(10)};
     r.uses.take_back(mine);
     CHECK(r.used() == 0);
 }
 
 TEST_CASE("use: awaiting a page waits for the launches that name it, for no others") {
-    rig r;
+    use_rig r;
     const use one = r.one_use(1, 4);
     const use other = r.one_use(9);
     r.uses.note_launch(backend_ref{r.driver}, {queue_id{1}, 3}, {&one, 1});
@@ -112,7 +112,7 @@ TEST_CASE("use: awaiting a page waits for the launches that name it, for no othe
 TEST_CASE("use: marks of work without a ticket last until there is one") {
     for (const errc refusal : {errc::no_memory, errc::busy, errc::device_lost}) {
         CAPTURE(name_of(refusal));
-        rig r;
+        use_rig r;
         r.driver.record_failure = refusal;
         const use mine = r.one_use(2, 3);
         r.uses.note_launch(backend_ref{r.driver}, queue_id{1}, {&mine, 1});
@@ -129,7 +129,7 @@ TEST_CASE("use: marks of work without a ticket last until there is one") {
 }
 
 TEST_CASE("use: who awaits work without a ticket gets it") {
-    rig r;
+    use_rig r;
     r.driver.record_failure = errc::no_memory;
     const use mine = r.one_use(2);
     r.uses.note_launch(backend_ref{r.driver}, queue_id{1}, {&mine, 1});
@@ -144,7 +144,7 @@ TEST_CASE("use: who awaits work without a ticket gets it") {
 }
 
 TEST_CASE("use: a record that stands for other addresses by now is not awaited") {
-    rig r;
+    use_rig r;
     const va_range before = r.page(3).va;
     const use mark = r.one_use(3);  // of a launch that is still in the making
     with(r.page(3).lock, [&] { r.page(3).va = {2_GiB, 2_MiB}; });

@@ -12,7 +12,7 @@ using namespace xmm::trace_replay::testing;
 
 namespace {
 
-std::string error_of(const std::string& text) {
+std::string csv_error_of(const std::string& text) {
     return bad_input_of([&] { (void)parse_trace("t", text); });
 }
 
@@ -49,27 +49,29 @@ TEST_CASE("a CSV is read, plain and gzipped alike") {
 }
 
 TEST_CASE("a bad line of a CSV is refused with its number and the reason") {
-    CHECK(error_of("") == "t: is empty");
-    CHECK(error_of("# nothing\n") == "t: no events; expected lines op,id,size,stream,us");
-    CHECK(error_of("a,0,1,0,3\nx,0,1,0,3\n") == "t:2: unknown operation 'x': expected a, f or r");
-    CHECK(error_of("a,0,1,0\n") == "t:1: 4 of the 5 fields op,id,size,stream,us");
-    CHECK(error_of("a,0,1,0,1,9\n") == "t:1: more than the 5 fields op,id,size,stream,us");
-    CHECK(error_of("a,0,-1,0,1\n") == "t:1: size '-1' is not a number");
-    CHECK(error_of("a,0,1x,0,1\n") == "t:1: size '1x' is not a number");
-    CHECK(error_of("a,0,99999999999999999999,0,1\n") ==
+    CHECK(csv_error_of("") == "t: is empty");
+    CHECK(csv_error_of("# nothing\n") == "t: no events; expected lines op,id,size,stream,us");
+    CHECK(csv_error_of("a,0,1,0,3\nx,0,1,0,3\n") ==
+          "t:2: unknown operation 'x': expected a, f or r");
+    CHECK(csv_error_of("a,0,1,0\n") == "t:1: 4 of the 5 fields op,id,size,stream,us");
+    CHECK(csv_error_of("a,0,1,0,1,9\n") == "t:1: more than the 5 fields op,id,size,stream,us");
+    CHECK(csv_error_of("a,0,-1,0,1\n") == "t:1: size '-1' is not a number");
+    CHECK(csv_error_of("a,0,1x,0,1\n") == "t:1: size '1x' is not a number");
+    CHECK(csv_error_of("a,0,99999999999999999999,0,1\n") ==
           "t:1: size '99999999999999999999' is too large");
-    CHECK(error_of("a,0,0,0,1\n") == "t:1: block 0: a block of 0 bytes");
-    CHECK(error_of("a,0,99999999999999999,0,1\n") ==
+    CHECK(csv_error_of("a,0,0,0,1\n") == "t:1: block 0: a block of 0 bytes");
+    CHECK(csv_error_of("a,0,99999999999999999,0,1\n") ==
           "t:1: block 0: a block of 99999999999999999 bytes is too large");
-    CHECK(error_of("a,0,1,0,1\na,0,1,0,1\n") ==
+    CHECK(csv_error_of("a,0,1,0,1\na,0,1,0,1\n") ==
           "t:2: block 0: is allocated again while it is alive");
-    CHECK(error_of("f,4,1,0,1\n") == "t:1: block 4: is freed but not alive");
-    CHECK(error_of("a,0,1,0,1\nf,0,2,0,1\n") == "t:2: block 0: is freed with 2 bytes but has 1");
-    CHECK(error_of("a,0,1,0,1\nr,0,1,0,1\nr,0,1,0,1\n") == "t:3: block 0: is let go of twice");
-    CHECK(error_of("a,\x1b[2J,1,0,1\n") == "t:1: id '?[2J' is not a number");
-    CHECK(error_of("a,0," + std::string(5000, '1') + ",0,1\n") ==
+    CHECK(csv_error_of("f,4,1,0,1\n") == "t:1: block 4: is freed but not alive");
+    CHECK(csv_error_of("a,0,1,0,1\nf,0,2,0,1\n") ==
+          "t:2: block 0: is freed with 2 bytes but has 1");
+    CHECK(csv_error_of("a,0,1,0,1\nr,0,1,0,1\nr,0,1,0,1\n") == "t:3: block 0: is let go of twice");
+    CHECK(csv_error_of("a,\x1b[2J,1,0,1\n") == "t:1: id '?[2J' is not a number");
+    CHECK(csv_error_of("a,0," + std::string(5000, '1') + ",0,1\n") ==
           "t:1: the line is longer than 4096 characters; is this a trace?");
-    CHECK(error_of("PK\x03\x04zip").find("pickle.dump") != std::string::npos);
+    CHECK(csv_error_of("PK\x03\x04zip").find("pickle.dump") != std::string::npos);
 }
 
 TEST_CASE("a damaged archive is refused") {

@@ -12,6 +12,10 @@ using namespace xmm::trace_replay;
 
 namespace {
 
+// Beside the library's of the same names.
+using xmm::trace_replay::trace_event;
+using xmm::trace_replay::trace_op;
+
 constexpr std::uint64_t KiB = 1024;
 constexpr std::uint64_t MiB = 1024 * KiB;
 
@@ -47,7 +51,7 @@ struct bench {
     std::uint64_t reserved() { return model.bill().reserved(); }
 };
 
-run_result replay(const trace& source, const std::string& name) {
+run_result replay_model(const trace& source, const std::string& name) {
     const prices list = prices::idle();
     candidate_options with;
     with.list = &list;
@@ -75,8 +79,8 @@ TEST_CASE("the models reserve what PyTorch did on eight real runs, within 2 %") 
         CAPTURE(one.trace);
         const auto all = read_traces(find_traces({one.trace}).front());
         REQUIRE(all.size() == 1);
-        const auto native = replay(all[0], "native-model");
-        const auto expandable = replay(all[0], "expandable-model");
+        const auto native = replay_model(all[0], "native-model");
+        const auto expandable = replay_model(all[0], "expandable-model");
         CHECK(static_cast<double>(native.peak_reserved_bytes) / 1e9 ==
               doctest::Approx(one.native).epsilon(0.02));
         CHECK(static_cast<double>(expandable.peak_reserved_bytes) / 1e9 ==

@@ -19,7 +19,7 @@ trace read(const std::string& text) {
     REQUIRE(all.size() == 1);
     return all[0];
 }
-std::string error_of(const std::string& text) {
+std::string rmm_error_of(const std::string& text) {
     return bad_input_of([&] { (void)parse_trace("t", text); });
 }
 const std::string head = "Thread,Time,Action,Pointer,Size,Stream\n";
@@ -89,25 +89,25 @@ TEST_CASE("what xmm's logging_resource writes is read") {
 }
 
 TEST_CASE("a bad line of a log is refused with its number and the reason") {
-    CHECK(error_of(head) == "t: no allocation in this log");
-    CHECK(error_of(head + "1,00:00:00.1,alloc,0x1,5,0\n") ==
+    CHECK(rmm_error_of(head) == "t: no allocation in this log");
+    CHECK(rmm_error_of(head + "1,00:00:00.1,alloc,0x1,5,0\n") ==
           "t:2: unknown action 'alloc': expected allocate, allocate failure or free");
-    CHECK(error_of(head + "1,00:00:00.1,allocate,0x1,5\n") ==
+    CHECK(rmm_error_of(head + "1,00:00:00.1,allocate,0x1,5\n") ==
           "t:2: 5 of the 6 fields of the first line");
-    CHECK(error_of(head + "1,00:00:00.1,allocate,0x1,5,0,9\n") ==
+    CHECK(rmm_error_of(head + "1,00:00:00.1,allocate,0x1,5,0,9\n") ==
           "t:2: more than the 6 fields of the first line");
-    CHECK(error_of(head + "1,yesterday,allocate,0x1,5,0\n") ==
+    CHECK(rmm_error_of(head + "1,yesterday,allocate,0x1,5,0\n") ==
           "t:2: time 'yesterday' is neither hh:mm:ss.ffffff nor seconds");
-    CHECK(error_of(head + "1,25:00:00.1,allocate,0x1,5,0\n") ==
+    CHECK(rmm_error_of(head + "1,25:00:00.1,allocate,0x1,5,0\n") ==
           "t:2: time '25:00:00.1' is neither hh:mm:ss.ffffff nor seconds");
-    CHECK(error_of(head + "1,00:00:00.1,allocate,0xzz,5,0\n") ==
+    CHECK(rmm_error_of(head + "1,00:00:00.1,allocate,0xzz,5,0\n") ==
           "t:2: pointer '0xzz' is not an address");
-    CHECK(error_of(head + "1,00:00:00.1,allocate,0x0,5,0\n") ==
+    CHECK(rmm_error_of(head + "1,00:00:00.1,allocate,0x0,5,0\n") ==
           "t:2: an allocation without an address");
-    CHECK(error_of(head + "1,00:00:00.1,allocate,0x1,5,0\n1,00:00:00.1,allocate,0x1,5,0\n") ==
+    CHECK(rmm_error_of(head + "1,00:00:00.1,allocate,0x1,5,0\n1,00:00:00.1,allocate,0x1,5,0\n") ==
           "t:3: block 0x1: is allocated again while it is alive");
-    CHECK(error_of(head + "1,00:00:00.1,free,0x1,5,0\n") ==
+    CHECK(rmm_error_of(head + "1,00:00:00.1,free,0x1,5,0\n") ==
           "t:2: block 0x1: is freed but not alive");
-    CHECK(error_of(head + "1,00:00:00.1,allocate,0x1,5,0\n1,00:00:00.1,free,0x1,6,0\n") ==
+    CHECK(rmm_error_of(head + "1,00:00:00.1,allocate,0x1,5,0\n1,00:00:00.1,free,0x1,6,0\n") ==
           "t:3: block 0x1: is freed with 6 bytes but has 5");
 }

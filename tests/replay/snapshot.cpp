@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t base = 0x7f0000000000;
 
-std::string error_of(const std::string& bytes) {
+std::string snapshot_error_of(const std::string& bytes) {
     return bad_input_of([&] { (void)parse_trace("t", bytes); });
 }
 
@@ -107,7 +107,7 @@ TEST_CASE("shared parts and later keys are as in Python") {
 }
 
 TEST_CASE("a pickle that would run code, or is damaged, is refused with its offset") {
-    const auto error = [](const pickler& one) { return error_of(one.done()); };
+    const auto error = [](const pickler& one) { return snapshot_error_of(one.done()); };
     CHECK(error(pickler{}.raw("cos\nsystem\n")).starts_with("t: byte 2: opcode GLOBAL loads or"));
     CHECK(error(pickler{}.text("os").text("system").op(0x93)).find("STACK_GLOBAL") !=
           std::string::npos);
@@ -147,24 +147,24 @@ TEST_CASE("a pickle that would run code, or is damaged, is refused with its offs
     const std::string whole = pickler{}.list().text("abc").number(base).end_list().done();
     for (std::size_t size = 1; size < whole.size(); ++size) {
         CAPTURE(size);
-        CHECK_FALSE(error_of(whole.substr(0, size)).empty());
+        CHECK_FALSE(snapshot_error_of(whole.substr(0, size)).empty());
     }
 }
 
 TEST_CASE("a list that holds itself is no trap") {
     // The root is a list that is its own item; then the same as device_traces.
-    CHECK(error_of(pickler{}.op(']').op(0x94).op('h').little(0, 1).op('a').done()) ==
+    CHECK(snapshot_error_of(pickler{}.op(']').op(0x94).op('h').little(0, 1).op('a').done()) ==
           "t: no device_traces: not what torch.cuda.memory._snapshot() returns");
-    CHECK(error_of(pickler{}
-                       .dictionary()
-                       .text("device_traces")
-                       .op(']')
-                       .op(0x94)
-                       .op('h')
-                       .little(0, 1)
-                       .op('a')
-                       .end_dictionary()
-                       .done()) == "t: device_traces[0][0]: an entry without an action");
+    CHECK(snapshot_error_of(pickler{}
+                                .dictionary()
+                                .text("device_traces")
+                                .op(']')
+                                .op(0x94)
+                                .op('h')
+                                .little(0, 1)
+                                .op('a')
+                                .end_dictionary()
+                                .done()) == "t: device_traces[0][0]: an entry without an action");
 }
 
 TEST_CASE("a snapshot is read: earlier blocks, two devices, two steps of a free") {
@@ -251,17 +251,19 @@ TEST_CASE("a snapshot that contradicts itself is refused with the entry") {
             .end_dictionary()
             .done();
     };
-    CHECK(error_of(with(pickler{}.event("alloc", base, 8, 0, 0).event("alloc", base, 8, 0, 0))) ==
+    CHECK(snapshot_error_of(
+              with(pickler{}.event("alloc", base, 8, 0, 0).event("alloc", base, 8, 0, 0))) ==
           "t: device_traces[0][1]: block 0x7f0000000000: is allocated again while it is alive");
-    CHECK(error_of(with(pickler{}
-                            .event("alloc", base, 8, 0, 0)
-                            .event("free_completed", base, 8, 0, 0)
-                            .event("free_completed", base, 8, 0, 0))) ==
+    CHECK(snapshot_error_of(with(pickler{}
+                                     .event("alloc", base, 8, 0, 0)
+                                     .event("free_completed", base, 8, 0, 0)
+                                     .event("free_completed", base, 8, 0, 0))) ==
           "t: device_traces[0][2]: block 0x7f0000000000: is freed but not alive");
-    CHECK(error_of(with(pickler{}.dictionary().text("action").text("alloc").end_dictionary())) ==
+    CHECK(snapshot_error_of(
+              with(pickler{}.dictionary().text("action").text("alloc").end_dictionary())) ==
           "t: device_traces[0][0]: alloc without an address");
-    CHECK(error_of(with(pickler{}.op('N'))) ==
+    CHECK(snapshot_error_of(with(pickler{}.op('N'))) ==
           "t: device_traces[0][0]: an entry without an action");
-    CHECK(error_of(with(pickler{}.event("snapshot", 0, 0, 0, 0))) ==
+    CHECK(snapshot_error_of(with(pickler{}.event("snapshot", 0, 0, 0, 0))) ==
           "t: no allocation in its device_traces; was the history recorded?");
 }

@@ -36,7 +36,7 @@ struct found_faults {
 };
 
 // The pool below hands out parts of larger mappings, so a stray write by the test harms nothing else.
-struct fixture {
+struct debug_fixture {
     fake_space space;
     unified_pool pool{space.port()};
     found_faults found;
@@ -44,7 +44,7 @@ struct fixture {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(fixture, "debug_resource: fresh and freed memory carry their patterns") {
+TEST_CASE_FIXTURE(debug_fixture, "debug_resource: fresh and freed memory carry their patterns") {
     debug_resource debug{pool, found.options()};
     auto* block = static_cast<unsigned char*>(debug.allocate_sync(100));
     CHECK(std::all_of(block, block + 100, [](unsigned char b) { return b == 0xCD; }));
@@ -54,7 +54,7 @@ TEST_CASE_FIXTURE(fixture, "debug_resource: fresh and freed memory carry their p
     CHECK(found.reports.empty());
 }
 
-TEST_CASE_FIXTURE(fixture,
+TEST_CASE_FIXTURE(debug_fixture,
                   "debug_resource: a write beside a block, at each distance within the guard") {
     for (std::ptrdiff_t offset : {-64, -17, -1, 100, 101, 163}) {
         for (bool is_checked : {false, true}) {
@@ -78,7 +78,8 @@ TEST_CASE_FIXTURE(fixture,
     }
 }
 
-TEST_CASE_FIXTURE(fixture, "debug_resource: guards stay where large alignments are asked for") {
+TEST_CASE_FIXTURE(debug_fixture,
+                  "debug_resource: guards stay where large alignments are asked for") {
     debug_resource debug{pool, found.options()};
     for (std::size_t alignment : {1UL, 32UL, 64UL, 128UL, 4096UL}) {
         CAPTURE(alignment);
@@ -94,7 +95,7 @@ TEST_CASE_FIXTURE(fixture, "debug_resource: guards stay where large alignments a
     }
 }
 
-TEST_CASE_FIXTURE(fixture, "debug_resource: a write after the block was given back") {
+TEST_CASE_FIXTURE(debug_fixture, "debug_resource: a write after the block was given back") {
     SUBCASE("found by check") {
         debug_resource debug{pool, found.options()};
         auto* block = static_cast<unsigned char*>(debug.allocate_sync(100));
@@ -123,7 +124,7 @@ TEST_CASE_FIXTURE(fixture, "debug_resource: a write after the block was given ba
     CHECK(found.reports[0].offset == 42);
 }
 
-TEST_CASE_FIXTURE(fixture, "debug_resource: given back twice") {
+TEST_CASE_FIXTURE(debug_fixture, "debug_resource: given back twice") {
     debug_resource debug{pool, found.options()};
     void* block = debug.allocate_sync(100);
     debug.deallocate_sync(block, 100);
@@ -131,7 +132,7 @@ TEST_CASE_FIXTURE(fixture, "debug_resource: given back twice") {
     CHECK(found.is_only(debug_fault::double_free));
 }
 
-TEST_CASE_FIXTURE(fixture, "debug_resource: a pointer that was never handed out") {
+TEST_CASE_FIXTURE(debug_fixture, "debug_resource: a pointer that was never handed out") {
     debug_resource debug{pool, found.options()};
     auto* block = static_cast<unsigned char*>(debug.allocate_sync(100));
     debug.deallocate_sync(block + 16, 84);
@@ -141,7 +142,7 @@ TEST_CASE_FIXTURE(fixture, "debug_resource: a pointer that was never handed out"
     CHECK(found.reports.size() == 1);
 }
 
-TEST_CASE_FIXTURE(fixture, "debug_resource: the wrong size, the wrong alignment") {
+TEST_CASE_FIXTURE(debug_fixture, "debug_resource: the wrong size, the wrong alignment") {
     debug_resource debug{pool, found.options()};
     void* block = debug.allocate_sync(100, 32);
     debug.deallocate_sync(block, 101, 32);
@@ -155,7 +156,7 @@ TEST_CASE_FIXTURE(fixture, "debug_resource: the wrong size, the wrong alignment"
     CHECK(debug.live_count() == 0);
 }
 
-TEST_CASE_FIXTURE(fixture, "debug_resource: leaks are told when the resource goes") {
+TEST_CASE_FIXTURE(debug_fixture, "debug_resource: leaks are told when the resource goes") {
     void* block = nullptr;
     {
         debug_resource debug{pool, found.options()};
@@ -176,7 +177,7 @@ TEST_CASE_FIXTURE(fixture, "debug_resource: leaks are told when the resource goe
     CHECK(found.reports.empty());
 }
 
-TEST_CASE_FIXTURE(fixture, "debug_resource: the quarantine is bounded") {
+TEST_CASE_FIXTURE(debug_fixture, "debug_resource: the quarantine is bounded") {
     {
         debug_resource debug{pool, found.options(10'000)};
         for (int i = 0; i < 10'000; ++i) {
@@ -187,7 +188,7 @@ TEST_CASE_FIXTURE(fixture, "debug_resource: the quarantine is bounded") {
     CHECK(found.reports.empty());
 }
 
-TEST_CASE_FIXTURE(fixture,
+TEST_CASE_FIXTURE(debug_fixture,
                   "debug_resource: a stream is waited for before its memory is looked at") {
     debug_resource debug{pool, found.options()};
     space.submit(fake_space::queue_a);

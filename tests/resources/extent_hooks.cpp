@@ -16,7 +16,7 @@ using namespace xmm::literals;
 namespace {
 
 // Calls the table as jemalloc does.
-struct rig {
+struct hooks_rig {
     trap_port port;
     xmm::device_frames frames{port};
     xmm::extent_hooks<xmm::device_frames> hooks{frames, xmm::queue_id{1}};
@@ -47,7 +47,7 @@ struct rig {
 
 TEST_SUITE("extent_hooks") {
     TEST_CASE("an extent has no frame before it is committed, nor after") {
-        rig r;
+        hooks_rig r;
         char* at = r.alloc(5_MiB);
         REQUIRE(at != nullptr);
         CHECK(r.used() == 0);
@@ -65,7 +65,7 @@ TEST_SUITE("extent_hooks") {
     }
 
     TEST_CASE("extents lie side by side and share a slot") {
-        rig r;
+        hooks_rig r;
         char* first = r.alloc(2_MiB + 512_KiB);
         char* second = r.alloc(3_MiB);
         CHECK(second == first + 2_MiB + 512_KiB);
@@ -86,7 +86,7 @@ TEST_SUITE("extent_hooks") {
     }
 
     TEST_CASE("commit and decommit honour the offset") {
-        rig r;
+        hooks_rig r;
         char* at = r.alloc(8_MiB);
         CHECK(r.commit(at, 4_KiB, 6_MiB));
         CHECK(r.port.has_frames(xmm::to_address(at + 6_MiB), 4_KiB));
@@ -96,7 +96,7 @@ TEST_SUITE("extent_hooks") {
     }
 
     TEST_CASE("what is asked for with zeros, committed, or at an address is refused") {
-        rig r;
+        hooks_rig r;
         bool zero = true;
         bool commit = false;
         CHECK(r.table->alloc(r.table, nullptr, 2_MiB, 4096, &zero, &commit, 0) == nullptr);
@@ -111,7 +111,7 @@ TEST_SUITE("extent_hooks") {
     TEST_CASE(
         "addresses are kept: deallocation is refused, and extents of two reservations do not "
         "merge") {
-        rig r;
+        hooks_rig r;
         char* first = r.alloc(40_MiB);
         char* second = r.alloc(40_MiB);
         char* third = r.alloc(4_MiB);
@@ -126,7 +126,7 @@ TEST_SUITE("extent_hooks") {
     }
 
     TEST_CASE("larger than any reservation, and larger alignments") {
-        rig r;
+        hooks_rig r;
         char* big = r.alloc(300_MiB);
         REQUIRE(big != nullptr);
         CHECK(r.commit(big, 300_MiB));
@@ -138,7 +138,7 @@ TEST_SUITE("extent_hooks") {
     }
 
     TEST_CASE("without a frame nothing changes, and no addresses are used up") {
-        rig r;
+        hooks_rig r;
         char* at = r.alloc(4_MiB);
         REQUIRE(r.commit(at, 1_MiB));
         r.port.most_bytes = 2_MiB;
@@ -166,7 +166,7 @@ TEST_SUITE("extent_hooks") {
     }
 
     TEST_CASE("no address space is a failure with its reason") {
-        rig r;
+        hooks_rig r;
         r.port.fail_reserve = true;
         CHECK(r.alloc(2_MiB) == nullptr);
         CHECK(r.hooks.last_failure().code == xmm::errc::no_memory);
@@ -175,7 +175,7 @@ TEST_SUITE("extent_hooks") {
     }
 
     TEST_CASE("a committed extent that is destroyed gives its frames back") {
-        rig r;
+        hooks_rig r;
         char* at = r.alloc(4_MiB);
         CHECK(r.commit(at, 4_MiB));
         r.table->destroy(r.table, at, 2_MiB, true, 7);
@@ -187,7 +187,7 @@ TEST_SUITE("extent_hooks") {
     }
 
     TEST_CASE("any order of commits and decommits keeps the books") {
-        rig r;
+        hooks_rig r;
         std::mt19937 random{1};
         constexpr std::size_t unit = 64_KiB;
         constexpr std::size_t units = 40_MiB / unit;

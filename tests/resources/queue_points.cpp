@@ -14,7 +14,7 @@ namespace {
 static_assert(is_over(errc::invalid_argument) && is_over(errc::device_lost));
 static_assert(!is_over(errc::forked) && !is_over(errc::busy));
 
-constexpr queue_id queue{3};
+constexpr queue_id line{3};
 constexpr va_range work{0, page_bytes};  // nothing is mapped: only that there is work counts
 
 }  // namespace
@@ -32,21 +32,21 @@ TEST_CASE(
     fake_frames port;
     queue_points points;
     ticket until;
-    port.use(work, queue);
-    CHECK_FALSE(points.is_reached(port, queue, 5, 8, until));
-    CHECK(until.queue == queue);
+    port.use(work, line);
+    CHECK_FALSE(points.is_reached(port, line, 5, 8, until));
+    CHECK(until.queue == line);
     CHECK(until.value == 1);
-    CHECK_FALSE(points.is_reached(port, queue, 8, 8, until));
+    CHECK_FALSE(points.is_reached(port, line, 8, 8, until));
     CHECK(port.calls().record == 1);
-    port.finish(queue);
-    CHECK(points.is_reached(port, queue, 8, 8, until));
-    CHECK(points.is_reached(port, queue, 5, 8, until));
+    port.finish(line);
+    CHECK(points.is_reached(port, line, 8, 8, until));
+    CHECK(points.is_reached(port, line, 5, 8, until));
     CHECK(port.calls().record == 1);
     // A later release needs a point of its own.
-    port.use(work, queue);
-    CHECK_FALSE(points.is_reached(port, queue, 9, 9, until));
+    port.use(work, line);
+    CHECK_FALSE(points.is_reached(port, line, 9, 9, until));
     CHECK(until.value == 2);
-    CHECK(points.is_reached(port, queue, 8, 9, until));
+    CHECK(points.is_reached(port, line, 8, 9, until));
 }
 
 TEST_CASE("queue_points: more releases than points: the last point stands for the later ones") {
@@ -54,26 +54,26 @@ TEST_CASE("queue_points: more releases than points: the last point stands for th
     queue_points points;
     ticket until;
     for (std::uint64_t stamp = 1; stamp <= 20; ++stamp) {
-        port.use(work, queue);
-        CHECK_FALSE(points.is_reached(port, queue, stamp, stamp, until));
+        port.use(work, line);
+        CHECK_FALSE(points.is_reached(port, line, stamp, stamp, until));
         CHECK(until.value == stamp);
     }
-    CHECK_FALSE(points.is_reached(port, queue, 12, 20, until));
+    CHECK_FALSE(points.is_reached(port, line, 12, 20, until));
     CHECK(until.value == 20);
-    CHECK_FALSE(points.is_reached(port, queue, 3, 20, until));
+    CHECK_FALSE(points.is_reached(port, line, 3, 20, until));
     CHECK(until.value == 3);
-    port.finish(queue);
-    CHECK(points.is_reached(port, queue, 20, 20, until));
+    port.finish(line);
+    CHECK(points.is_reached(port, line, 20, 20, until));
 }
 
 TEST_CASE("queue_points: a port that cannot tell is not done, and there is nothing to wait for") {
     fake_frames port;
     queue_points points;
-    ticket until{queue, 4};
+    ticket until{line, 4};
     port.fail_with_chance(0, 0, 0, 1000);
-    CHECK_FALSE(points.is_reached(port, queue, 1, 1, until));
+    CHECK_FALSE(points.is_reached(port, line, 1, 1, until));
     CHECK(until.value == 0);
     points.set_reached(1);
-    CHECK(points.is_reached(port, queue, 1, 1, until));
-    CHECK_FALSE(points.is_reached(port, queue, 2, 2, until));
+    CHECK(points.is_reached(port, line, 1, 1, until));
+    CHECK_FALSE(points.is_reached(port, line, 2, 2, until));
 }

@@ -15,7 +15,7 @@ using namespace xmm::literals;
 
 namespace {
 
-struct rig {
+struct frames_rig {
     space one = std::move(space::create_soft({{.bytes = 32_MiB, .granule_bytes = 2_MiB}}).value());
     node_id device = one.devices()[0];
     node& there = *one.state().core.find_node(device);
@@ -35,7 +35,7 @@ struct rig {
 }  // namespace
 
 TEST_CASE("space_frames: a slot is memory while it has a frame, and only then") {
-    rig r;
+    frames_rig r;
     CHECK(r.slots.begin % page_bytes == 0);
     CHECK(r.read(0).code == errc::not_mapped);
     const port_frame frame = r.create();
@@ -61,7 +61,7 @@ TEST_CASE("space_frames: a slot is memory while it has a frame, and only then") 
 
 TEST_CASE(
     "space_frames: kernels reach what has a frame, and a launch on what has none is refused") {
-    rig r;
+    frames_rig r;
     const port_frame frame = r.create();
     REQUIRE(r.port.map(r.at(1), frame, page_bytes));
     queue line = r.one.make_queue(r.device).value();
@@ -88,7 +88,7 @@ TEST_CASE(
 }
 
 TEST_CASE("space_frames: hints, unmap and pressure leave a heap's memory alone") {
-    rig r;
+    frames_rig r;
     std::vector<port_frame> frames;
     for (std::size_t slot = 0; slot < 4; ++slot) {
         frames.push_back(r.create());
@@ -121,7 +121,7 @@ TEST_CASE("space_frames: hints, unmap and pressure leave a heap's memory alone")
 }
 
 TEST_CASE("space_frames: the budget bounds frames, and what is given back can be had again") {
-    rig r;
+    frames_rig r;
     std::vector<port_frame> frames;
     for (;;) {
         result<port_frame> one = r.port.create(page_bytes);
@@ -144,7 +144,7 @@ TEST_CASE("space_frames: the budget bounds frames, and what is given back can be
 
 TEST_CASE(
     "space_frames: a frame that is lent is another slot's memory, and stays mapped where it was") {
-    rig r;
+    frames_rig r;
     REQUIRE(r.port.can_alias());
     const port_frame frame = r.create();
     REQUIRE(r.port.map(r.at(0), frame, page_bytes));
@@ -191,7 +191,7 @@ TEST_CASE(
 }
 
 TEST_CASE("space_frames: a slot that a copy to come names is not quiet") {
-    rig r;
+    frames_rig r;
     const port_frame frame = r.create();
     REQUIRE(r.port.map(r.at(0), frame, page_bytes));
     CHECK(r.port.is_quiet(r.at(0)));

@@ -100,12 +100,12 @@ constexpr node_id device{3};
 constexpr queue_id first{1};
 constexpr queue_id second{2};
 
-struct rig {
+struct malloc_rig {
     paper_device paper;
     xpu_malloc heap;
 
-    explicit rig(std::size_t bytes = 256_MiB, malloc_options options = {},
-                 malloc_surroundings around = {})
+    explicit malloc_rig(std::size_t bytes = 256_MiB, malloc_options options = {},
+                        malloc_surroundings around = {})
         : paper{bytes}, heap{paper, device, options, around} {
         for (std::uint32_t queue = 1; queue <= 20; ++queue) {
             paper.submit({queue});
@@ -123,7 +123,7 @@ constexpr std::size_t sizes[] = {100, 5000, 32768, 32769, 3'000'000, 40'000'000}
 }  // namespace
 
 TEST_CASE("xpu_malloc: what a queue gives back, it gets again at once") {
-    rig r;
+    malloc_rig r;
     for (const std::size_t bytes : sizes) {
         CAPTURE(bytes);
         void* one = r.make(bytes);
@@ -140,7 +140,7 @@ TEST_CASE("xpu_malloc: what a queue gives back, it gets again at once") {
 TEST_CASE("xpu_malloc: what another queue used last waits for that queue") {
     for (const std::size_t bytes : sizes) {
         CAPTURE(bytes);
-        rig r;
+        malloc_rig r;
         void* one = r.make(bytes);
         CHECK(r.heap.deallocate(one, second));
         CHECK(r.now(heap_metric::allocation) == 0);
@@ -163,7 +163,7 @@ TEST_CASE("xpu_malloc: what another queue used last waits for that queue") {
 TEST_CASE("xpu_malloc: each queue that a block was lent to is awaited") {
     for (const std::size_t bytes : sizes) {
         CAPTURE(bytes);
-        rig r;
+        malloc_rig r;
         void* one = r.make(bytes);
         CHECK(r.heap.record_use(one, second));
         CHECK(r.heap.record_use(one, second));
@@ -183,7 +183,7 @@ TEST_CASE("xpu_malloc: each queue that a block was lent to is awaited") {
 }
 
 TEST_CASE("xpu_malloc: more lenders than a note holds are waited for on the spot") {
-    rig r;
+    malloc_rig r;
     void* one = r.make(1_MiB);
     for (std::uint32_t queue = 2; queue <= 12; ++queue) {
         CHECK(r.heap.record_use(one, {queue}));
@@ -197,7 +197,7 @@ TEST_CASE("xpu_malloc: more lenders than a note holds are waited for on the spot
 }
 
 TEST_CASE("xpu_malloc: bad input is refused and changes nothing") {
-    rig r;
+    malloc_rig r;
     for (const std::size_t bytes : sizes) {
         CAPTURE(bytes);
         auto* one = static_cast<std::byte*>(r.make(bytes));
@@ -225,7 +225,7 @@ TEST_CASE("xpu_malloc: bad input is refused and changes nothing") {
 }
 
 TEST_CASE("xpu_malloc: pointers into a block find it, its queue and tag") {
-    rig r;
+    malloc_rig r;
     for (const std::size_t bytes : sizes) {
         CAPTURE(bytes);
         auto* one = static_cast<std::byte*>(r.make(bytes, second, pool_tag{7}));
@@ -243,7 +243,7 @@ TEST_CASE("xpu_malloc: pointers into a block find it, its queue and tag") {
 }
 
 TEST_CASE("xpu_malloc: every alignment") {
-    rig r;
+    malloc_rig r;
     for (std::size_t alignment = 1; alignment <= 16_MiB; alignment *= 2) {
         for (const std::size_t bytes : {std::size_t{1}, std::size_t{4000}, std::size_t{100'000}}) {
             CAPTURE(alignment);
@@ -260,7 +260,7 @@ TEST_CASE("xpu_malloc: what a thread keeps comes back when it ends") {
         MESSAGE("skipped: without jemalloc threads keep nothing");
         return;
     }
-    rig r;
+    malloc_rig r;
     std::set<void*> given;
     std::thread([&] {
         std::vector<void*> all;
@@ -280,7 +280,7 @@ TEST_CASE("xpu_malloc: what a thread keeps comes back when it ends") {
 }
 
 TEST_CASE("xpu_malloc: blocks go back from any thread, and to the shelf they are from") {
-    rig r;
+    malloc_rig r;
     for (const std::size_t bytes : sizes) {
         CAPTURE(bytes);
         void* one = r.make(bytes, second);
@@ -296,11 +296,11 @@ TEST_CASE("xpu_malloc: blocks go back from any thread, and to the shelf they are
 
 TEST_CASE("xpu_malloc: in need the user is asked, and its answer decides") {
     struct giver {
-        rig* r;
+        malloc_rig* r;
         std::vector<void*> spare;
         int asked = 0;
     };
-    rig r{64_MiB};
+    malloc_rig r{64_MiB};
     giver one{&r, {}, 0};
     for (int i = 0; i < 3; ++i) {
         one.spare.push_back(r.make(16_MiB));
@@ -340,12 +340,12 @@ TEST_CASE("xpu_malloc: in need the user is asked, and its answer decides") {
 
 TEST_CASE("xpu_malloc: who takes the callback away waits for those in it, but not for itself") {
     struct asked {
-        rig* r;
+        malloc_rig* r;
         std::atomic<bool> is_in{false};
         std::atomic<bool> may_go{false};
         std::atomic<bool> is_over{false};
     };
-    rig r{16_MiB};
+    malloc_rig r{16_MiB};
     asked one{&r, {}, {}, {}};
     r.heap.set_shortage_callback(
         [](std::size_t, void* context) {
@@ -381,12 +381,12 @@ TEST_CASE("xpu_malloc: who takes the callback away waits for those in it, but no
     calls = 0;
     r.heap.set_shortage_callback(
         [](std::size_t, void* context) {
-            auto& me = *static_cast<rig*>(context);
+            auto& me = *static_cast<malloc_rig*>(context);
             ++calls;
             me.heap.set_shortage_callback(
                 [](std::size_t, void* again) {
                     calls += 10;
-                    static_cast<rig*>(again)->heap.set_shortage_callback(nullptr, nullptr);
+                    static_cast<malloc_rig*>(again)->heap.set_shortage_callback(nullptr, nullptr);
                     return true;
                 },
                 context);
@@ -405,16 +405,16 @@ TEST_CASE("xpu_malloc: in need placement is asked last") {
         std::vector<port_frame> held;
         int asked = 0;
     } other;
-    rig r{64_MiB, {}, {&other, [](void* self, std::size_t) noexcept -> std::size_t {
-                           auto& me = *static_cast<other_memory*>(self);
-                           ++me.asked;
-                           if (me.held.empty()) {
-                               return 0;
-                           }
-                           me.paper->drop(me.held.back(), 16_MiB);
-                           me.held.pop_back();
-                           return 16_MiB;
-                       }}};
+    malloc_rig r{64_MiB, {}, {&other, [](void* self, std::size_t) noexcept -> std::size_t {
+                                  auto& me = *static_cast<other_memory*>(self);
+                                  ++me.asked;
+                                  if (me.held.empty()) {
+                                      return 0;
+                                  }
+                                  me.paper->drop(me.held.back(), 16_MiB);
+                                  me.held.pop_back();
+                                  return 16_MiB;
+                              }}};
     other.paper = &r.paper;
     for (int i = 0; i < 3; ++i) {
         other.held.push_back(r.paper.create(16_MiB).value());
@@ -428,7 +428,7 @@ TEST_CASE("xpu_malloc: in need placement is asked last") {
 }
 
 TEST_CASE("xpu_malloc: in need what queues still use is waited for before anybody is asked") {
-    rig r{64_MiB};
+    malloc_rig r{64_MiB};
     void* one = r.make(40_MiB);
     bool was_asked = false;
     r.heap.set_shortage_callback(
@@ -445,7 +445,7 @@ TEST_CASE("xpu_malloc: in need what queues still use is waited for before anybod
 }
 
 TEST_CASE("xpu_malloc: trimmed memory is the device's again") {
-    rig r;
+    malloc_rig r;
     std::vector<void*> all;
     for (const std::size_t bytes : sizes) {
         all.push_back(r.make(bytes));
@@ -464,7 +464,7 @@ TEST_CASE("xpu_malloc: trimmed memory is the device's again") {
 }
 
 TEST_CASE("xpu_malloc: tags are trimmed apart") {
-    rig r;
+    malloc_rig r;
     void* weights = r.make(40_MiB, first, pool_tag{1});
     void* activations = r.make(40_MiB, first, pool_tag{2});
     CHECK(r.heap.deallocate(weights));
@@ -479,7 +479,7 @@ TEST_CASE("xpu_malloc: tags are trimmed apart") {
 }
 
 TEST_CASE("xpu_malloc: without jemalloc everything works") {
-    rig r{256_MiB, {.uses_jemalloc = false}};
+    malloc_rig r{256_MiB, {.uses_jemalloc = false}};
     for (const std::size_t bytes : sizes) {
         void* one = r.make(bytes);
         CHECK(r.heap.deallocate(one, second));
@@ -490,7 +490,7 @@ TEST_CASE("xpu_malloc: without jemalloc everything works") {
 }
 
 TEST_CASE("xpu_malloc: threads and queues at random, no two blocks overlap") {
-    rig r{1_GiB};
+    malloc_rig r{1_GiB};
     std::atomic<bool> is_wrong{false};
     std::vector<std::thread> threads;
     std::mutex lock;
@@ -557,7 +557,7 @@ TEST_CASE("xpu_malloc: threads and queues at random, no two blocks overlap") {
 TEST_CASE("xpu_malloc: what lies on the shelf of a queue that is over goes to the next queue") {
     for (const std::size_t bytes : sizes) {
         CAPTURE(bytes);
-        rig r;
+        malloc_rig r;
         void* freed = r.make(bytes);
         void* kept = r.make(bytes);
         CHECK(r.heap.deallocate(freed, first));
@@ -577,7 +577,7 @@ TEST_CASE("xpu_malloc: what lies on the shelf of a queue that is over goes to th
 }
 
 TEST_CASE("xpu_malloc: a block of a queue that is over waits for who uses it still") {
-    rig r;
+    malloc_rig r;
     void* one = r.make(3'000'000);
     REQUIRE(r.heap.record_use(one, second));
     r.paper.complete(first);
@@ -589,7 +589,7 @@ TEST_CASE("xpu_malloc: a block of a queue that is over waits for who uses it sti
 }
 
 TEST_CASE("xpu_malloc: who cannot say that a queue stays makes no shelf for it") {
-    rig r;
+    malloc_rig r;
     const malloc_request loose{.bytes = 5000, .queue = first, .may_make_shelf = false};
     CHECK(r.heap.allocate(loose).code() == errc::busy);
     void* block = r.make(5000);
@@ -601,7 +601,7 @@ TEST_CASE("xpu_malloc: who cannot say that a queue stays makes no shelf for it")
 }
 
 TEST_CASE("xpu_malloc: a block is lent to any number of queues one after the other") {
-    rig r;
+    malloc_rig r;
     for (const std::size_t bytes : {std::size_t{100}, std::size_t{3'000'000}}) {
         CAPTURE(bytes);
         void* block = r.make(bytes);
@@ -628,7 +628,7 @@ TEST_CASE("xpu_malloc: a block is lent to any number of queues one after the oth
 }
 
 TEST_CASE("xpu_malloc: ten thousand queues one after the other cost no more than one") {
-    rig r;
+    malloc_rig r;
     std::set<address> places;
     for (int i = 0; i < 10'000; ++i) {
         const queue_id queue{1 + static_cast<std::uint32_t>(i % 50)};
@@ -646,7 +646,7 @@ TEST_CASE("xpu_malloc: ten thousand queues one after the other cost no more than
 }
 
 TEST_CASE("xpu_malloc: queues come and go on threads, no two blocks overlap") {
-    rig r{1_GiB};
+    malloc_rig r{1_GiB};
     std::atomic<bool> is_wrong{false};
     std::mutex lock;
     std::map<address, std::size_t> live;              // under lock

@@ -44,7 +44,7 @@ private:
     std::map<address, std::size_t> live_;
 };
 
-struct block {
+struct fuzz_block {
     address at = 0;
     std::size_t bytes = 0;
 };
@@ -118,7 +118,7 @@ private:
         blocks_.push_back({at, bytes});
     }
     void give_back(unsigned which) {
-        const block one = blocks_[which];
+        const fuzz_block one = blocks_[which];
         blocks_[which] = blocks_.back();
         blocks_.pop_back();
         live_bytes_ -= one.bytes;
@@ -130,7 +130,7 @@ private:
         if (blocks_.empty()) {
             return;
         }
-        const block one = blocks_[below(static_cast<unsigned>(blocks_.size()))];
+        const fuzz_block one = blocks_[below(static_cast<unsigned>(blocks_.size()))];
         wrong += heap_.deallocate(to_pointer(one.at + 1)).is_ok() ? 1 : 0;
         wrong += heap_.allocate({.bytes = 1, .alignment = 48}).has_value() ? 1 : 0;
     }
@@ -138,12 +138,12 @@ private:
         if (blocks_.empty()) {
             return;
         }
-        const block one = blocks_[below(static_cast<unsigned>(blocks_.size()))];
+        const fuzz_block one = blocks_[below(static_cast<unsigned>(blocks_.size()))];
         result<block_info> found = heap_.find(to_pointer(one.at + random_() % one.bytes));
         wrong += found && found->range.begin == one.at && found->range.bytes >= one.bytes ? 0 : 1;
     }
     bool record_use() {
-        const block one = blocks_[below(static_cast<unsigned>(blocks_.size()))];
+        const fuzz_block one = blocks_[below(static_cast<unsigned>(blocks_.size()))];
         return heap_.record_use(to_pointer(one.at), queue()).is_ok();
     }
 
@@ -153,15 +153,15 @@ private:
     std::mt19937_64 random_;
     const std::size_t bound_;
     std::size_t live_bytes_ = 0;
-    std::vector<block> blocks_;
+    std::vector<fuzz_block> blocks_;
 };
 
-struct rig {
+struct fuzz_rig {
     trap_port port;
     live_map live;
     xpu_malloc heap;
 
-    explicit rig(bool uses_jemalloc = true)
+    explicit fuzz_rig(bool uses_jemalloc = true)
         : heap{port, node_id{1}, {.uses_jemalloc = uses_jemalloc}} {}
     // Nothing is left.
     void check_empty() {
@@ -180,7 +180,7 @@ constexpr std::size_t operations = has_sanitizer ? 300'000 : 2'000'000;
 TEST_CASE("xpu_malloc: millions of operations over memory that traps") {
     for (const bool uses_jemalloc : {true, false}) {
         CAPTURE(uses_jemalloc);
-        rig r{uses_jemalloc};
+        fuzz_rig r{uses_jemalloc};
         r.port.most_bytes = 768_MiB;  // less than what random load comes to: in need now and then
         player one{r.heap, r.port, r.live, uses_jemalloc ? 1u : 2u, 640_MiB};
         one.play(uses_jemalloc ? operations : operations / 4);
@@ -193,7 +193,7 @@ TEST_CASE("xpu_malloc: millions of operations over memory that traps") {
 }
 
 TEST_CASE("xpu_malloc: four threads on three queues over memory that traps") {
-    rig r;
+    fuzz_rig r;
     r.port.most_bytes = 1_GiB;
     std::vector<player> players;
     for (unsigned i = 0; i < 4; ++i) {
