@@ -6,7 +6,8 @@
 //          by a function that a fault trap may replace. No CPU mapping survives into a forked child.
 // Threads  Any, on distinct ranges. No lock. The mmap calls are raw: a sanitizer that took them for
 //          writes would report each move under access as a race.
-// Failure  The kernel's limit on mappings (vm.max_map_count) shows as no_memory.
+// Failure  The kernel's limit on mappings (vm.max_map_count) shows as no_memory. A clear that finds it closes the
+//          page, and fails only in the midst of a mapping that it would have to part.
 #pragma once
 
 #include <cerrno>
@@ -90,7 +91,7 @@ public:
                 all.bytes += ranges[last++].bytes;
             }
             if (table_.has_any(all)) {
-                if (const status outcome = make_hole(all); !outcome) {
+                if (const status outcome = make_hole(all); !outcome && !shut(all)) {
                     return {done, outcome};
                 }
                 forget(all);
@@ -138,6 +139,11 @@ private:
                         errno);
         }
         return {};
+    }
+    // A hole takes a mapping more even where it replaces one; where none is left, what is there is closed to all
+    // access instead, which takes none unless its neighbours are one mapping with it.
+    [[nodiscard]] static bool shut(va_range range) noexcept {
+        return ::mprotect(to_pointer(range.begin), range.bytes, PROT_NONE) == 0;
     }
     [[nodiscard]] static status map(const run& all, const node_memory& owner) noexcept {
         const status outcome = map_raw(all.va, protection(all.who), MAP_SHARED, owner.file(),

@@ -79,8 +79,9 @@ inline bool is_fresh_process() { return std::getenv("XMM_TEST_FRESH_PROCESS") !=
 
 // Runs the calling test case, whose name has no comma, in a new process.
 inline ending in_fresh_process() {
-    const std::string filter =
-        std::string{"--test-case="} + doctest::getContextOptions()->currentTest->m_name;
+    const std::string name = doctest::getContextOptions()->currentTest->m_name;
+    REQUIRE_MESSAGE(name.find(',') == std::string::npos, "a filter ends at a comma");
+    const std::string filter = "--test-case=" + name;
     return detail::run_child([&] {
         ::setenv("XMM_TEST_FRESH_PROCESS", "1", 1);
         ::execl("/proc/self/exe", "test", filter.c_str(), static_cast<char*>(nullptr));

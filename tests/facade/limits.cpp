@@ -169,6 +169,65 @@ TEST_CASE("limits: a first touch that no mapping is left for says so") {
     }
 }
 
+TEST_CASE("limits: heaps give frames back and spaces end without a mapping left") {
+    if (has_sanitizer) {
+        MESSAGE("skipped: a sanitizer needs mappings and address space of its own");
+        return;
+    }
+    if (!is_fresh_process()) {
+        const ending how = in_fresh_process();
+        CAPTURE(how.text);
+        CHECK(!how.is_crash());
+        CHECK(how.text.find("is left as it is") == std::string::npos);
+        return;
+    }
+    auto one = std::make_unique<rig>(std::vector{device_of(64_MiB)});
+    // Neighbours in one mapping, and pages apart: what is cleared first would part the former.
+    auto* data = one->map(64_MiB);
+    for (std::size_t page = 0; page < 16; ++page) {
+        *page_of(data, page) = page;
+    }
+    for (std::size_t page = 16; page < 32; page += 2) {
+        *page_of(data, page) = page;
+    }
+    xpu_malloc& heap = *one->of().heap(one->host()).value();
+    std::vector<void*> blocks;
+    for (std::size_t i = 0; i < 16; ++i) {
+        blocks.push_back(heap.allocate({.bytes = 2_MiB}).value());
+        std::memset(blocks.back(), 1, 2_MiB);
+    }
+    if (!eat_maps(0)) {
+        MESSAGE("skipped: vm.max_map_count cannot be reached here");
+        return;
+    }
+    for (std::size_t i = 0; i < 16; i += 2) {
+        CHECK(heap.deallocate(blocks[i]));
+    }
+    const std::size_t before = heap.frames().counts().reserved_bytes;
+    CHECK(heap.trim() == 16_MiB);
+    CHECK(heap.frames().counts().reserved_bytes == before - 16_MiB);
+    // What is still there is whole, and what cannot be mapped is refused.
+    for (std::size_t i = 1; i < 16; i += 2) {
+        CHECK(static_cast<char*>(blocks[i])[1_MiB] == 1);
+    }
+    std::vector<void*> more;
+    for (std::size_t i = 0; i < 16; ++i) {
+        result<void*> got = heap.allocate({.bytes = 2_MiB});
+        if (!got) {
+            CHECK(got.code() == errc::no_memory);
+            break;
+        }
+        std::memset(*got, 2, 2_MiB);
+        more.push_back(*got);
+    }
+    for (void* at : more) {
+        CHECK(heap.deallocate(at));
+    }
+    CHECK(one->of().is_valid());
+    CHECK(one->of().unmap(data));
+    one.reset();
+}
+
 TEST_CASE("limits: little address space is a clear refusal") {
     if (has_sanitizer) {
         MESSAGE("skipped: a sanitizer needs mappings and address space of its own");

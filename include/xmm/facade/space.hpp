@@ -14,6 +14,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -370,8 +371,16 @@ private:
     // A forked child has its parent's records but neither its threads nor its memory: it leaves all as it is.
     struct destroyer {
         void operator()(space_state* state) const noexcept {
-            if (!registry::is_forked_child()) {
+            if (registry::is_forked_child()) {
+                return;
+            }
+            if (state->end()) {
                 delete state;
+            } else {
+                std::fputs(
+                    "xmm: a space is left as it is, with its memory: the OS refuses to clear a "
+                    "mapping (see vm.max_map_count)\n",
+                    stderr);
             }
         }
     };

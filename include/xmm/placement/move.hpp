@@ -228,6 +228,12 @@ public:
         return clear_all_locked(one);
     }
 
+    // The CPU's mappings in a region that leaves, all at once and without the locks of its pages: nobody may use it
+    // any more. The pages do not know of it; it spares them a call that was refused.
+    [[nodiscard]] bool clear_for_cpu(va_range region) noexcept {
+        return clear(space_.at_slot(cpu_accessor), {&region, 1}).outcome.is_ok();
+    }
+
     // With the page lock: lets the accessor reach the frame that is nearest to it.
     status enter_locked(granule& one, unsigned accessor, access who) noexcept {
         if (one.mapped[accessor] == who) {

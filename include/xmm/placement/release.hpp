@@ -5,7 +5,7 @@
 //          or hint that comes later finds no region there.
 // Threads  One thread a region (address_space::claim_for_unmap); any number of regions at once.
 //          Where a driver owns the pages, their bytes leave the ledgers once it has taken back the addresses.
-// Failure  no_memory if the OS refuses to clear a mapping even at a second try (vm.max_map_count): the
+// Failure  no_memory if the OS refuses to clear the CPU's mappings (vm.max_map_count) one by one and all at once: the
 //          region is still there and its remaining pages are intact.
 #pragma once
 
@@ -20,9 +20,13 @@ public:
     // `leaving` was claimed for unmap by this thread.
     status release(region& leaving) noexcept {
         frame_list stand_ins;
-        // The second round finds neighbours cleared, with which a hole can merge.
+        // The second round finds neighbours cleared, with which a hole can merge. As a whole the region parts none of
+        // its mappings.
         status outcome = release_pages(leaving, stand_ins);
         if (!outcome) {
+            outcome = release_pages(leaving, stand_ins);
+        }
+        if (!outcome && moves_.clear_for_cpu(leaving.va)) {
             outcome = release_pages(leaving, stand_ins);
         }
         if (!outcome) {
@@ -67,6 +71,8 @@ private:
                 } else if (page.is_memory_locked(at)) {
                     outcome = moves_.discard_locked(page, residency_step::unmap,
                                                     residency::released, &stand_ins);
+                } else {
+                    outcome = moves_.end_lent_locked(page);  // of an arena's slot
                 }
             });
             switch (next) {
