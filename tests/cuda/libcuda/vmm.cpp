@@ -110,8 +110,8 @@ CUresult show_to_cpu(mapping& in, unsigned char access) {
             access == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE;
         // Anew each time: this also undoes what the program's mprotect did, as the driver's does.
         // Raw, as in close_address.
-        if (::syscall(SYS_mmap, in.at, in.bytes, allowed, MAP_SHARED | MAP_FIXED, in.what->fd, 0L) ==
-            -1) {
+        if (::syscall(SYS_mmap, in.at, in.bytes, allowed, MAP_SHARED | MAP_FIXED, in.what->fd,
+                      0L) == -1) {
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
     }
