@@ -3,7 +3,8 @@
 //
 // Model    A port translates for one compute thread through a small TLB. It holds its lock during each
 //          access, and a shootdown takes that lock once: then the access is over and the next one looks
-//          again. A miss lets go of the lock, calls the fault sinks, and retries.
+//          again. A miss lets go of the lock, calls the fault sinks, and retries. Stretches that are wanted
+//          together and push each other out are, after some rounds, asked for in place: over the link.
 // Threads  acquire and release: the port's own thread. All else: any thread.
 // Failure  Where the device takes no faults a miss loses the device; an access that nobody can
 //          resolve ends the kernel. Both print one line.
@@ -105,7 +106,10 @@ private:
     detail::futex_word visitors_{0};
     std::array<tlb_entry, tlb_count> tlb_;  // under the lock, as is is_pinned_
     bool is_pinned_ = false;
-    // Bytes over the link not paid for, by node index: the owner's thread only.
+    // The owner's thread only, as are the next two. The last acquire that missed pages needed more than were to be
+    // had at once: the next one asks sooner for what is to be had.
+    bool is_crowded_ = false;
+    // Bytes over the link not paid for, by node index.
     std::size_t owed_bytes_ = 0;
     struct debt {
         std::size_t read = 0;
@@ -243,7 +247,9 @@ inline bool port::translate(device_pin& pin) noexcept {
 }
 
 inline bool port::acquire(std::span<device_pin> pins) noexcept {
-    while (true) {
+    for (std::size_t faults = 0;; ++faults) {
+        // Each may miss once, and be taken away again now and then.
+        const bool is_crowded = faults >= pins.size() * (is_crowded_ ? 1 : 4);
         lock_as_owner();
         XMM_ASSERT(!is_pinned_, "a kernel touches another view while spans are in place");
         device_pin* missing = nullptr;
@@ -255,10 +261,12 @@ inline bool port::acquire(std::span<device_pin> pins) noexcept {
         }
         if (missing == nullptr) {
             is_pinned_ = true;
+            is_crowded_ = faults == 0 ? is_crowded_ : faults > pins.size();
             return true;
         }
         unlock();
-        if (!device_.fault(missing->at, missing->wanted)) {
+        const access wanted = is_crowded ? missing->wanted | access::in_place : missing->wanted;
+        if (!device_.fault(missing->at, wanted)) {
             return false;
         }
     }

@@ -4,7 +4,8 @@
 // Model    One loop: look at the record under its lock; if a mapping serves the access, it is resolved (a
 //          repeated fault ends here); if the page moves or is held, wait and look again; else change one
 //          thing (enter, first touch, move, duplicate, collapse) and look again. Hints come before the
-//          policy. A device that gets no frame maps the host's instead, so a kernel always goes on.
+//          policy. A device that gets no frame maps the host's instead, and so does one that asks for it with
+//          access::in_place, since it needs more pages at once than it holds: so a kernel always goes on.
 // Threads  Any number at once. Runs on the trap's service threads and on kernels' threads: it does not
 //          call malloc and touches no unified memory.
 // Failure  Says why in static text; nothing has changed that another look would not repeat. A CPU's fault
@@ -59,7 +60,10 @@ public:
 
 private:
     status try_handle(node& accessor_node, address at, access wanted) noexcept {
-        attempt state{accessor_node, accessor_node.accessor(), at, wanted};
+        attempt state{accessor_node, accessor_node.accessor(), at, wanted & access::read_write};
+        // Where the device cannot map the host's frames, frames of its own are all that it can hope for.
+        state.stays_on_host = covers(wanted, access::in_place) && !state.is_cpu() &&
+                              space_.host_near(accessor_node).driver == accessor_node.driver;
         hold_waiter holders;
         for (unsigned round = 0; round < max_rounds; ++round) {
             granule* page = space_.find(at);
@@ -122,7 +126,7 @@ private:
         unsigned accessor;
         address at;
         access wanted;
-        bool stays_on_host = false;  // no frame was to be had on the device
+        bool stays_on_host = false;  // no frame was to be had on the device, or none is to be taken
         status last{};
 
         [[nodiscard]] bool is_cpu() const noexcept { return accessor == cpu_accessor; }
