@@ -285,7 +285,9 @@ private:
         for (address at = range.begin; at < range.end();
              at = align_down(at, page_bytes) + page_bytes) {
             switch (trap.ask(at, wanted)) {
-                case cpu_fault_outcome::resolved: break;
+                case cpu_fault_outcome::resolved:
+                case cpu_fault_outcome::deferred:  // only on service threads
+                    break;
                 case cpu_fault_outcome::refused:
                     return fail(errc::unsupported,
                                 "memory of another space that is fixed or pinned to a device");

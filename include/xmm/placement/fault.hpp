@@ -14,7 +14,10 @@
 
 #include <unistd.h>
 
+#include <optional>
+
 #include <xmm/concepts/policy.hpp>
+#include <xmm/os/fault_trap.hpp>
 #include <xmm/placement/reclaim.hpp>
 
 namespace xmm {
@@ -41,9 +44,11 @@ public:
 
     // After ok the accessor has a mapping that allows `wanted`, unless it was taken away since.
     // not_mapped: no region there. busy: pinned or fixed elsewhere. no_memory: nowhere to put it.
-    status handle(node& accessor_node, address at, access wanted) noexcept {
+    // With `is_deferred`, a page that launches use does not keep the last service thread: busy, and it is set.
+    status handle(node& accessor_node, address at, access wanted,
+                  bool* is_deferred = nullptr) noexcept {
         accessor_node.faults.add(1);
-        status outcome = try_handle(accessor_node, at, wanted);
+        status outcome = try_handle(accessor_node, at, wanted, is_deferred);
         // A CPU that gets nothing ends its program, so a shortage is given time to pass: frames in others'
         // hands, mappings that somebody is about to drop. And a device that was lost with the contents half
         // way need not have had a part in them: the next try goes without it.
@@ -53,13 +58,13 @@ public:
                                       wait_us <= 64000;
              wait_us *= 2) {
             ::usleep(wait_us);
-            outcome = try_handle(accessor_node, at, wanted);
+            outcome = try_handle(accessor_node, at, wanted, is_deferred);
         }
         return outcome;
     }
 
 private:
-    status try_handle(node& accessor_node, address at, access wanted) noexcept {
+    status try_handle(node& accessor_node, address at, access wanted, bool* is_deferred) noexcept {
         attempt state{accessor_node, accessor_node.accessor(), at, wanted & access::read_write};
         // Where the device cannot map the host's frames, frames of its own are all that it can hope for.
         state.stays_on_host = covers(wanted, access::in_place) && !state.is_cpu() &&
@@ -89,9 +94,11 @@ private:
                 case step::await_rest: page->await_rest(); break;
                 case step::await_holds: holders.await(*page); break;
                 case step::await_uses:
-                    space_.uses().await_unused(*page, next.va, use_grip::firm);
+                case step::await_driver:
+                    if (!await_work(*page, next, is_deferred)) {
+                        return fail(errc::busy, "a launch uses the page");
+                    }
                     break;
-                case step::await_driver: ::usleep(1000); break;
                 case step::move:
                     if (!bring(*page, state, next)) {
                         return state.last;
@@ -327,6 +334,21 @@ private:
     static step begin_move_locked(granule& page, unsigned to, bool keeps_copy) noexcept {
         page.begin_transit_locked(false);
         return {.kind = step::move, .keeps_copy = keeps_copy, .to = to, .va = page.va};
+    }
+
+    // Kernels may run long, and wait for a host call that needs a page itself. False: this thread may not wait.
+    bool await_work(granule& page, const step& next, bool* is_deferred) noexcept {
+        std::optional<fault_trap::long_wait> wait;
+        if (is_deferred != nullptr && !wait.emplace()) {
+            *is_deferred = true;
+            return false;
+        }
+        if (next.kind == step::await_uses) {
+            space_.uses().await_unused(page, next.va, use_grip::firm);
+        } else {
+            ::usleep(1000);
+        }
+        return true;
     }
 
     // The page is in transit for this thread. False if nothing is left to try.
