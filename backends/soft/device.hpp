@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <xmm/core/device_view.hpp>
+#include <xmm/os/crash_message.hpp>
 #include <xmm/os/futex.hpp>
 
 #include "faults.hpp"
@@ -63,7 +64,8 @@ public:
     // Pays for what the thread read and wrote over the link since the last time.
     void settle() noexcept;
 
-    // Forgets what it knows about the ranges; after return no access through it is going on.
+    // Forgets what it knows about the ranges; after return no access through it is going on. Says so, once, if that
+    // takes seconds: the kernel may be waiting for this very call.
     void forget(std::span<const va_range> ranges) noexcept;
 
 private:
@@ -72,6 +74,7 @@ private:
         page_entry entry;
     };
     static constexpr std::size_t tlb_count = 64;
+    static constexpr std::uint64_t patience_ns = 2'000'000'000;
     static constexpr std::size_t settle_bytes = std::size_t{64} << 10;
 
     enum : std::uint32_t { is_free, is_held, is_held_and_awaited };
@@ -91,6 +94,7 @@ private:
             detail::futex_wake(state_, 1);
         }
     }
+    void lock_as_visitor() noexcept;
     // The kernel's thread comes back within nanoseconds and would win every time: visitors go first.
     void lock_as_owner() noexcept {
         // relaxed: only a courtesy, the lock is what orders.
@@ -104,6 +108,7 @@ private:
     device& device_;
     detail::futex_word state_{is_free};
     detail::futex_word visitors_{0};
+    std::atomic<bool> has_complained_{false};
     std::array<tlb_entry, tlb_count> tlb_;  // under the lock, as is is_pinned_
     bool is_pinned_ = false;
     // The owner's thread only, as are the next two. The last acquire that missed pages needed more than were to be
@@ -308,9 +313,33 @@ inline void port::settle() noexcept {
     }
 }
 
+inline void port::lock_as_visitor() noexcept {
+    const std::uint64_t deadline = now_ns() + patience_ns;
+    // acquire: pairs with the release in `unlock`.
+    while (state_.exchange(is_held_and_awaited, std::memory_order_acquire) != is_free) {
+        detail::futex_wait_until(state_, is_held_and_awaited, deadline);
+        // relaxed: a message more or less.
+        if (now_ns() >= deadline && !has_complained_.exchange(true, std::memory_order_relaxed)) {
+            detail::crash_message{}
+                .add(
+                    "xmm soft: a kernel has kept spans in place for seconds, and their device is "
+                    "to let go ")
+                .add(
+                    "of a page; does what for_each_span, zip_spans or update call touch unified "
+                    "memory ")
+                .add("through a plain pointer?")
+                .write();
+        }
+        if (has_complained_.load(std::memory_order_relaxed)) {
+            lock();
+            return;
+        }
+    }
+}
+
 inline void port::forget(std::span<const va_range> ranges) noexcept {
     visitors_.fetch_add(1, std::memory_order_relaxed);  // relaxed: see lock_as_owner
-    lock();
+    lock_as_visitor();
     for (tlb_entry& cached : tlb_) {
         // With many ranges it costs less to walk the table again than to compare.
         bool hit = ranges.size() > 16;
