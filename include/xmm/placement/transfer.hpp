@@ -172,7 +172,10 @@ private:
             unsigned on = no_slot;
             status outcome;
             const bool is_unified = space_.with_granule(at, [&](granule& page) {
-                if (page.is_moving()) {
+                if (!page.va.contains(va_range{at, part})) {
+                    // Since the piece was cut: a smaller granule, where it was to end with the one before.
+                    outcome = fail(errc::not_mapped, "unmapped during the copy");
+                } else if (page.is_moving()) {
                     outcome = fail(errc::busy, "the page is on its way");
                 } else if (outcome = moves_.note_on_host_locked(page); !outcome) {
                     return;
