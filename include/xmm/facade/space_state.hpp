@@ -329,7 +329,7 @@ private:
             return fail(errc::unsupported,
                         "this driver moves its pages itself: none can be fixed to a node");
         }
-        if (wanted.fixed != no_node && bytes > core.find_node(wanted.fixed)->book->limit()) {
+        if (wanted.fixed != no_node && bytes > core.limit_of(core.find_place(wanted.fixed))) {
             return fail(errc::no_memory, "fixed memory larger than what its node may hold");
         }
         return wanted.name == nullptr ? fail(errc::invalid_argument, "a name is not null")

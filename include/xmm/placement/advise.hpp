@@ -311,8 +311,7 @@ private:
         return fail(errc::busy, "the page was taken away as often as it was brought in");
     }
     status move_to(granule& page, place to, std::size_t bytes) noexcept {
-        result<frame_record*> taken =
-            to.is_any_host ? frames_.obtain_on_host(*to.at, bytes) : frames_.obtain(*to.at, bytes);
+        result<frame_record*> taken = frames_.obtain(to, bytes);
         if (!taken) {
             with(page.lock, [&] { page.end_transit_locked(); });
             return taken.error();

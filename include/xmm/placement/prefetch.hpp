@@ -25,8 +25,9 @@ namespace xmm {
 // A prefetch under way. Shared by the asker and the workers.
 class prefetch_job {
 public:
-    prefetch_job(va_range range, place to) noexcept
-        : range_{range}, where_{to}, to_{*to.at}, next_{range.begin}, room_{to.at->book->limit()} {}
+    // room: what the nodes there may hold.
+    prefetch_job(va_range range, place to, std::size_t room) noexcept
+        : range_{range}, where_{to}, to_{*to.at}, next_{range.begin}, room_{room} {}
 
     void wait() noexcept {
         std::unique_lock lock{lock_};
@@ -76,7 +77,7 @@ public:
     [[nodiscard]] std::shared_ptr<prefetch_job> start(va_range range, place to) noexcept {
         space_.uses().retire_finished();  // pages of finished kernels may move
         try {
-            auto job = std::make_shared<prefetch_job>(range, to);
+            auto job = std::make_shared<prefetch_job>(range, to, space_.limit_of(to));
             std::lock_guard lock{lock_};
             if (is_stopping_) {
                 return nullptr;
@@ -148,7 +149,7 @@ private:
                 return false;
             }
             ++job.workers_;
-            const std::size_t most = stretch_bytes(job.to_);
+            const std::size_t most = stretch_bytes(space_.limit_of(job.where_));
             while (count < max_batch && there_count < max_batch && bytes < most &&
                    !job.is_taken_locked()) {
                 granule* placed = nullptr;
@@ -166,7 +167,7 @@ private:
         if (there_count > 0) {
             static_cast<void>(moves_.place_again(job.to_, {there.data(), there_count}, true));
         }
-        const std::size_t arrived = bring({batch.data(), count}, job.to_);
+        const std::size_t arrived = bring({batch.data(), count}, job.where_);
         std::lock_guard lock{job.lock_};
         job.brought_ += arrived;
         if (arrived < bytes) {
@@ -176,10 +177,10 @@ private:
         job.changed_.notify_all();
         return true;
     }
-    static std::size_t stretch_bytes(const node& to) noexcept {
+    static std::size_t stretch_bytes(std::size_t limit) noexcept {
         constexpr std::size_t most = std::size_t{8} << 20;
         // At least one granule is tried, whatever the budget: a job that looks at none never ends.
-        return std::clamp<std::size_t>(to.book->limit() / (8 * worker_count), 1, most);
+        return std::clamp<std::size_t>(limit / (8 * worker_count), 1, most);
     }
 
     // Looks at one granule and advances. Returns its bytes if it is in transit now to the node, else 0; `placed`, if
@@ -236,7 +237,7 @@ private:
         return true;
     }
 
-    std::size_t bring(std::span<page_move> batch, node& to) noexcept {
+    std::size_t bring(std::span<page_move> batch, place to) noexcept {
         unsigned ready = 0;
         for (page_move& one : batch) {
             result<frame_record*> taken = frames_.obtain(to, one.moved->va.bytes);
@@ -257,7 +258,7 @@ private:
         for (const page_move& one : batch.first(ready)) {
             // Given up because it was used: that is no lack of frames.
             settled += one.outcome || one.outcome.code == errc::busy ? one.bytes : 0;
-            to.prefetched_bytes.add(one.outcome ? one.bytes : 0);
+            space_.at_slot(one.to->slot).prefetched_bytes.add(one.outcome ? one.bytes : 0);
         }
         return settled;
     }

@@ -84,6 +84,11 @@ public:
         return taken;
     }
 
+    // On the one node, or on any host.
+    [[nodiscard]] result<frame_record*> obtain(place from, std::size_t bytes) noexcept {
+        return from.is_any_host ? obtain_on_host(*from.at, bytes) : obtain(*from.at, bytes);
+    }
+
     // Frees about that many bytes of the node's frames into its pool; returns how many.
     std::size_t reclaim(node& from, std::size_t wanted) noexcept {
         from.reclaims.fetch_add(1, std::memory_order_relaxed);  // relaxed: see await_others
