@@ -354,20 +354,14 @@ private:
     // The page is in transit for this thread. False if nothing is left to try.
     bool bring(granule& page, attempt& state, const step& next) noexcept {
         node& to = space_.at_slot(next.to);
-        result<frame_record*> taken = to.is_host ? frames_.obtain_on_host(to, next.va.bytes)
-                                                 : frames_.obtain(to, next.va.bytes);
-        if (!taken) {
-            with(page.lock, [&] { page.end_transit_locked(); });
-            return try_host_after(taken.error(), to, state);
-        }
         const bool is_seen = to.is_host || next.to == state.accessor;
         page_move one{.moved = &page,
-                      .to = *taken,
                       .accessor = is_seen ? state.accessor : no_slot,
                       .who = next.keeps_copy ? access::read : access::read_write,
                       .keeps_copy = next.keeps_copy};
-        if (moves_.move({&one, 1}, false) == 0) {
-            return try_host_after(one.outcome, to, state);
+        const place where{&to, to.is_host};  // on a host: on whichever has room
+        if (status come = frames_.bring(one, frames_.obtain(where, next.va.bytes)); !come) {
+            return try_host_after(come, to, state);
         }
         if (to.is_host && !state.is_cpu()) {
             state.from.mapped_in_place.add(1);

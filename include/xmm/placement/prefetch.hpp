@@ -238,6 +238,7 @@ private:
     }
 
     std::size_t bring(std::span<page_move> batch, place to) noexcept {
+        std::array<std::uint8_t, max_batch> slots;  // a frame that has come may be gone soon after
         unsigned ready = 0;
         for (page_move& one : batch) {
             result<frame_record*> taken = frames_.obtain(to, one.moved->va.bytes);
@@ -245,20 +246,21 @@ private:
                 break;
             }
             one.to = *taken;
-            ++ready;
+            slots[ready++] = one.to->slot;
         }
         for (page_move& one : batch.subspan(ready)) {
-            with(one.moved->lock, [&] { one.moved->end_transit_locked(); });
+            reclaimer::end_transit(*one.moved);
         }
         if (ready == 0) {
             return 0;
         }
         static_cast<void>(moves_.move(batch.first(ready), true));
         std::size_t settled = 0;
-        for (const page_move& one : batch.first(ready)) {
+        for (unsigned i = 0; i < ready; ++i) {
+            const page_move& one = batch[i];
             // Given up because it was used: that is no lack of frames.
             settled += one.outcome || one.outcome.code == errc::busy ? one.bytes : 0;
-            space_.at_slot(one.to->slot).prefetched_bytes.add(one.outcome ? one.bytes : 0);
+            space_.at_slot(slots[i]).prefetched_bytes.add(one.outcome ? one.bytes : 0);
         }
         return settled;
     }

@@ -229,14 +229,8 @@ private:
     }
     // The page is in transit for this thread.
     status place(granule& page, node& on, va_range va, std::size_t part) noexcept {
-        result<frame_record*> taken = obtain(on, va.bytes);
-        if (!taken) {
-            with(page.lock, [&] { page.end_transit_locked(); });
-            return taken.error();
-        }
-        page_move one{.moved = &page, .to = *taken, .is_overwritten = part == va.bytes};
-        static_cast<void>(moves_.move({&one, 1}, false));
-        return one.outcome;
+        page_move one{.moved = &page, .is_overwritten = part == va.bytes};
+        return frames_.bring(one, obtain(on, va.bytes));
     }
     // On the wanted node, else on a host.
     result<frame_record*> obtain(node& on, std::size_t bytes) noexcept {
