@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <span>
 
 #include <xmm/placement/contents.hpp>
@@ -318,8 +319,9 @@ private:
             order[i] = &batch[i];
         }
         const std::span<page_move*> sorted{order.data(), batch.size()};
-        std::sort(sorted.begin(), sorted.end(),
-                  [](const page_move* a, const page_move* b) { return a->moved < b->moved; });
+        std::sort(sorted.begin(), sorted.end(), [](const page_move* a, const page_move* b) {
+            return std::less<>{}(a->moved, b->moved);  // no two of one object
+        });
         std::array<frame_record*, max_batch> freed;
         unsigned freed_count = 0;
         unsigned arrived = 0;
