@@ -4,7 +4,7 @@
 // Model    A job is a range and a node; up to four workers take stretches of its granules in turn, claim
 //          those that can move, and hand them to the mover as quiet work. Bytes in flight stay below 1/8
 //          of the node's limit. A job brings no more than the node can hold: the leading part of the range.
-//          Where a driver owns the pages, those that are there already are placed again: see move.hpp.
+//          Where a driver owns the pages, those that are there already are placed again: see steered.hpp.
 // Threads  Jobs may be given from any thread. Workers start with the first job and end with the object. Two
 //          mutexes, taken before all ranked locks: the prefetcher's, then a job's.
 // Failure  A page that is pinned, in use or on its way is left alone: a prefetch is a hint.
