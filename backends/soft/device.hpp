@@ -3,7 +3,8 @@
 //
 // Model    A port translates for one compute thread through a small TLB. It holds its lock during each
 //          access, and a shootdown takes that lock once: then the access is over and the next one looks
-//          again. A miss lets go of the lock, calls the fault sinks, and retries.
+//          again. A miss lets go of the lock, calls the fault sinks, and retries. Stretches that are wanted
+//          together and push each other out are, after some rounds, asked for in place: over the link.
 // Threads  acquire and release: the port's own thread. All else: any thread.
 // Failure  Where the device takes no faults a miss loses the device; an access that nobody can
 //          resolve ends the kernel. Both print one line.
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include <xmm/core/device_view.hpp>
+#include <xmm/os/crash_message.hpp>
 #include <xmm/os/futex.hpp>
 
 #include "faults.hpp"
@@ -62,7 +64,8 @@ public:
     // Pays for what the thread read and wrote over the link since the last time.
     void settle() noexcept;
 
-    // Forgets what it knows about the ranges; after return no access through it is going on.
+    // Forgets what it knows about the ranges; after return no access through it is going on. Says so, once, if that
+    // takes seconds: the kernel may be waiting for this very call.
     void forget(std::span<const va_range> ranges) noexcept;
 
 private:
@@ -71,6 +74,7 @@ private:
         page_entry entry;
     };
     static constexpr std::size_t tlb_count = 64;
+    static constexpr std::uint64_t patience_ns = 2'000'000'000;
     static constexpr std::size_t settle_bytes = std::size_t{64} << 10;
 
     enum : std::uint32_t { is_free, is_held, is_held_and_awaited };
@@ -90,6 +94,7 @@ private:
             detail::futex_wake(state_, 1);
         }
     }
+    void lock_as_visitor() noexcept;
     // The kernel's thread comes back within nanoseconds and would win every time: visitors go first.
     void lock_as_owner() noexcept {
         // relaxed: only a courtesy, the lock is what orders.
@@ -103,9 +108,13 @@ private:
     device& device_;
     detail::futex_word state_{is_free};
     detail::futex_word visitors_{0};
+    std::atomic<bool> has_complained_{false};
     std::array<tlb_entry, tlb_count> tlb_;  // under the lock, as is is_pinned_
     bool is_pinned_ = false;
-    // Bytes over the link not paid for, by node index: the owner's thread only.
+    // The owner's thread only, as are the next two. The last acquire that missed pages needed more than were to be
+    // had at once: the next one asks sooner for what is to be had.
+    bool is_crowded_ = false;
+    // Bytes over the link not paid for, by node index.
     std::size_t owed_bytes_ = 0;
     struct debt {
         std::size_t read = 0;
@@ -243,7 +252,9 @@ inline bool port::translate(device_pin& pin) noexcept {
 }
 
 inline bool port::acquire(std::span<device_pin> pins) noexcept {
-    while (true) {
+    for (std::size_t faults = 0;; ++faults) {
+        // Each may miss once, and be taken away again now and then.
+        const bool is_crowded = faults >= pins.size() * (is_crowded_ ? 1 : 4);
         lock_as_owner();
         XMM_ASSERT(!is_pinned_, "a kernel touches another view while spans are in place");
         device_pin* missing = nullptr;
@@ -255,10 +266,12 @@ inline bool port::acquire(std::span<device_pin> pins) noexcept {
         }
         if (missing == nullptr) {
             is_pinned_ = true;
+            is_crowded_ = faults == 0 ? is_crowded_ : faults > pins.size();
             return true;
         }
         unlock();
-        if (!device_.fault(missing->at, missing->wanted)) {
+        const access wanted = is_crowded ? missing->wanted | access::in_place : missing->wanted;
+        if (!device_.fault(missing->at, wanted)) {
             return false;
         }
     }
@@ -300,9 +313,33 @@ inline void port::settle() noexcept {
     }
 }
 
+inline void port::lock_as_visitor() noexcept {
+    const std::uint64_t deadline = now_ns() + patience_ns;
+    // acquire: pairs with the release in `unlock`.
+    while (state_.exchange(is_held_and_awaited, std::memory_order_acquire) != is_free) {
+        detail::futex_wait_until(state_, is_held_and_awaited, deadline);
+        // relaxed: a message more or less.
+        if (now_ns() >= deadline && !has_complained_.exchange(true, std::memory_order_relaxed)) {
+            detail::crash_message{}
+                .add(
+                    "xmm soft: a kernel has kept spans in place for seconds, and their device is "
+                    "to let go ")
+                .add(
+                    "of a page; does what for_each_span, zip_spans or update call touch unified "
+                    "memory ")
+                .add("through a plain pointer?")
+                .write();
+        }
+        if (has_complained_.load(std::memory_order_relaxed)) {
+            lock();
+            return;
+        }
+    }
+}
+
 inline void port::forget(std::span<const va_range> ranges) noexcept {
     visitors_.fetch_add(1, std::memory_order_relaxed);  // relaxed: see lock_as_owner
-    lock();
+    lock_as_visitor();
     for (tlb_entry& cached : tlb_) {
         // With many ranges it costs less to walk the table again than to compare.
         bool hit = ranges.size() > 16;

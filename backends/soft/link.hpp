@@ -5,8 +5,11 @@
 //          before ended or when it was asked for, whichever is later, so a thread that woke late catches
 //          up, and a lane that was idle starts when the next transfer came.
 //          The more urgent priority goes first between two slices, and keeps the lane for its whole transfer;
-//          within one, first come first served.
-// Threads  Any. enter waits on a condition variable; nothing else is acquired under the lock.
+//          within one, first come first served. Who needs two lanes takes both in one step, and is in both
+//          lines from the same moment on: one held by a thread that waits for the other would keep away the
+//          more urgent one that this other waits for.
+// Threads  Any. enter waits on a condition variable; under the lock of a lane nothing is acquired but the lock
+//          of the other lane that is entered with it, by std::lock.
 // Failure  None.
 #pragma once
 
@@ -58,14 +61,36 @@ public:
         const auto mine = static_cast<std::size_t>(priority);
         std::unique_lock hold{mutex_};
         const std::uint64_t number = arrived_[mine]++;
-        turn_.wait(hold,
-                   [&] { return !is_busy_ && served_[mine] == number && !is_outranked(mine); });
-        ++served_[mine];
-        is_busy_ = true;
-        const std::uint64_t came_at = asked_at > free_at_ + slack_ns ? asked_at : free_at_;
-        const std::uint64_t start = std::max(came_at, now_ns() - most_late_ns);
-        free_at_ = start + bytes * 1'000'000'000u / bytes_per_second_;
-        return free_at_;
+        turn_.wait(hold, [&] { return is_turn_locked(mine, number); });
+        return book_locked(mine, bytes, asked_at);
+    }
+    // The same for a slice that crosses two lanes at once.
+    [[nodiscard]] static std::uint64_t enter(lane& one, lane& other, queue_priority priority,
+                                             std::size_t bytes, std::uint64_t asked_at) noexcept {
+        const auto mine = static_cast<std::size_t>(priority);
+        std::unique_lock hold{one.mutex_, std::defer_lock};
+        std::unique_lock hold_other{other.mutex_, std::defer_lock};
+        std::lock(hold, hold_other);
+        const std::uint64_t number = one.arrived_[mine]++;
+        const std::uint64_t number_other = other.arrived_[mine]++;
+        while (true) {
+            // The lock of the lane that is not free stays held from the look to the sleep: no wake is missed.
+            if (!one.is_turn_locked(mine, number)) {
+                hold_other.unlock();
+                one.turn_.wait(hold, [&] { return one.is_turn_locked(mine, number); });
+                hold.unlock();
+            } else if (!other.is_turn_locked(mine, number_other)) {
+                hold.unlock();
+                other.turn_.wait(hold_other,
+                                 [&] { return other.is_turn_locked(mine, number_other); });
+                hold_other.unlock();
+            } else {
+                break;
+            }
+            std::lock(hold, hold_other);
+        }
+        return std::max(one.book_locked(mine, bytes, asked_at),
+                        other.book_locked(mine, bytes, asked_at));
     }
     void leave() noexcept {
         {
@@ -122,6 +147,18 @@ public:
     }
 
 private:
+    [[nodiscard]] bool is_turn_locked(std::size_t mine, std::uint64_t number) const noexcept {
+        return !is_busy_ && served_[mine] == number && !is_outranked(mine);
+    }
+    [[nodiscard]] std::uint64_t book_locked(std::size_t mine, std::size_t bytes,
+                                            std::uint64_t asked_at) noexcept {
+        ++served_[mine];
+        is_busy_ = true;
+        const std::uint64_t came_at = asked_at > free_at_ + slack_ns ? asked_at : free_at_;
+        const std::uint64_t start = std::max(came_at, now_ns() - most_late_ns);
+        free_at_ = start + bytes * 1'000'000'000u / bytes_per_second_;
+        return free_at_;
+    }
     [[nodiscard]] bool is_outranked(std::size_t mine) const noexcept {
         for (std::size_t other = mine + 1; other < arrived_.size(); ++other) {
             if (under_way_[other] != 0 || arrived_[other] != served_[other]) {

@@ -281,10 +281,11 @@ private:
     void move_bytes(const operation& one) noexcept {
         device* source = around_.device_at(around_.driver, one.from);
         device* target = around_.device_at(around_.driver, one.to.begin);
-        // Within one device nothing crosses the link; out before in, so that two copies that cross
-        // never wait for each other.
+        // Within one device nothing crosses the link.
         lane* out = source != nullptr && source != target ? &source->out() : nullptr;
         lane* in = target != nullptr && source != target ? &target->in() : nullptr;
+        lane* paced_out = out != nullptr && out->is_paced() ? out : nullptr;
+        lane* paced_in = in != nullptr && in->is_paced() ? in : nullptr;
         if (one.is_first) {
             passed_at_ = 0, latency_ns_ = 0;
         }
@@ -293,8 +294,8 @@ private:
                 latency_ns_ = std::max(latency_ns_, end->options().link_latency_ns);
             }
         }
-        const lane::passage whole_out{out != nullptr && out->is_paced() ? out : nullptr, priority_};
-        const lane::passage whole_in{in != nullptr && in->is_paced() ? in : nullptr, priority_};
+        const lane::passage whole_out{paced_out, priority_};
+        const lane::passage whole_in{paced_in, priority_};
         // Once what stood in the queue before it was over, it waited for the link alone.
         std::uint64_t asked_at = std::max(one.asked_at, ready_at_);
         for (std::size_t done = 0; done < one.to.bytes;) {
@@ -302,19 +303,21 @@ private:
             for (lane* way : {out, in}) {
                 some = way == nullptr ? some : std::min(some, way->slice_bytes());
             }
-            std::uint64_t passed = 0;
             for (lane* way : {out, in}) {
                 if (way != nullptr) {
                     way->count(some);
-                    passed = way->is_paced()
-                                 ? std::max(passed, way->enter(priority_, some, asked_at))
-                                 : passed;
                 }
+            }
+            std::uint64_t passed = 0;
+            if (paced_out != nullptr && paced_in != nullptr) {
+                passed = lane::enter(*paced_out, *paced_in, priority_, some, asked_at);
+            } else if (lane* only = paced_out != nullptr ? paced_out : paced_in) {
+                passed = only->enter(priority_, some, asked_at);
             }
             std::memcpy(to_pointer(one.to.begin + done), to_pointer(one.from + done), some);
             sleep_until(passed);
-            for (lane* way : {out, in}) {
-                if (way != nullptr && way->is_paced()) {
+            for (lane* way : {paced_out, paced_in}) {
+                if (way != nullptr) {
                     way->leave();
                 }
             }

@@ -483,6 +483,16 @@ TEST_CASE("space: several hosts, each with its budget") {
     REQUIRE(r.of().set_budget(r.device(), 0));  // demoted to where there is room
     CHECK(r.home(more) == far);
     CHECK(count_wrong<std::uint64_t>(more, 8_MiB, 1) == 0);
+
+    // So do those that are wanted early on any host, and fixed ones.
+    REQUIRE(r.of().set_budget(r.device(), no_budget));
+    REQUIRE(r.of().advise(r.device(), more, 8_MiB, advice::will_need));
+    REQUIRE(r.home(more) == r.device());
+    REQUIRE(r.of().advise(any_host, more, 8_MiB, advice::will_need));
+    CHECK(r.home(more) == far);
+    CHECK(r.home(page_of(more, 3)) == far);
+    CHECK(r.of().map(held + 2_MiB, {.fixed = r.host()}).code() == errc::no_memory);
+    CHECK(r.of().map(held + 2_MiB, {.granule_bytes = page_bytes, .fixed = any_host}));
 }
 
 TEST_CASE("space: a forked child is refused everywhere, its parent goes on") {

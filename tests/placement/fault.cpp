@@ -384,3 +384,68 @@ TEST_CASE("fault: a repeated fault of a page that is there is only counted") {
     CHECK(r.counters(r.host()).faults_coalesced == before.faults_coalesced + 1);
     CHECK(faults.handle(host, 0x1000, access::read).code == errc::not_mapped);
 }
+
+namespace {
+
+// a[i] += the sum of the others' i-th elements, by spans of all of them at once.
+template <std::size_t... I>
+status add_all(rig& r, std::uint64_t* data, std::size_t bytes_each, std::index_sequence<I...>) {
+    const std::size_t count = bytes_each / sizeof(std::uint64_t);
+    const use all{{to_address(data), bytes_each * sizeof...(I)}, access::read_write};
+    auto point = launch(r.line(), {all}, [&](soft::stream& s) {
+        return s.run([=] {
+            zip_spans(
+                [](std::size_t, auto sum, auto... some) {
+                    for (std::size_t i = 0; i < sum.size(); ++i) {
+                        sum[i] += (some[i] + ...);
+                    }
+                },
+                device_view<std::uint64_t>{data, count},
+                device_view<const std::uint64_t>{data + (I + 1) * count, count}...);
+        });
+    });
+    return point ? r.line().wait(*point) : point.error();
+}
+
+template <std::size_t Others>
+void check_crowd(std::size_t budget, std::size_t bytes_each) {
+    rig r;
+    REQUIRE(r.of().set_budget(r.device(), budget));
+    auto* data = r.map(bytes_each * (Others + 1));
+    const std::size_t count = bytes_each / sizeof(std::uint64_t);
+    for (std::size_t i = 0; i < count; ++i) {
+        for (std::size_t other = 0; other <= Others; ++other) {
+            data[other * count + i] = i * (other + 1);
+        }
+    }
+    REQUIRE(add_all(r, data, bytes_each, std::make_index_sequence<Others>{}));
+    CHECK(r.counters(r.device()).mapped_in_place > 0);
+    CHECK(r.usage(r.device()).used <= budget);
+    constexpr std::size_t factor = (Others + 1) * (Others + 2) / 2;
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        wrong += data[i] != i * factor ? 1 : 0;
+    }
+    CHECK(wrong == 0);
+}
+
+}  // namespace
+
+TEST_CASE("fault: a kernel goes on that needs more pages at once than its device holds") {
+    if (!is_fresh_process()) {
+        CHECK_FALSE(in_fresh_process().is_crash());  // a hang ends it
+        return;
+    }
+    check_crowd<1>(2_MiB, 8_MiB);
+    check_crowd<2>(4_MiB, 8_MiB);
+    check_crowd<7>(6_MiB, 4_MiB);
+}
+
+TEST_CASE("fault: what fits is not mapped in place however often it is pushed out") {
+    rig r{{device_of(16_MiB)}};
+    auto* data = r.map(48_MiB);
+    for (int pass = 0; pass < 4; ++pass) {
+        r.fill_on_device<std::uint64_t>(data, 48_MiB, 1000);
+    }
+    CHECK(r.counters(r.device()).mapped_in_place == 0);
+}

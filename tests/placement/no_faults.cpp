@@ -304,3 +304,47 @@ TEST_CASE(
     CHECK(data[0] == 1);
     CHECK(made->is_valid());
 }
+
+TEST_CASE("no_faults: CPU touches that wait for a kernel keep no other touch waiting") {
+    if (!is_fresh_process()) {
+        const char* set = std::getenv("XMM_CONF");
+        const std::string before = set != nullptr ? set : "";
+        for (const char* way : {"userfaultfd:on", "userfaultfd:off"}) {
+            CAPTURE(way);
+            ::setenv("XMM_CONF", (before + "," + way).c_str(), 1);
+            const ending how = in_fresh_process();
+            INFO(how.text);
+            CHECK_FALSE(how.is_crash());
+        }
+        ::setenv("XMM_CONF", before.c_str(), 1);
+        return;
+    }
+    rig r{{device_of(16_MiB, false)}};
+    auto* data = r.map(2_MiB);
+    auto* other = r.map(2_MiB);
+    r.write_on_device<std::uint64_t>(other, 5);
+    auto kernel = r.start_kernel<std::uint64_t>(data, 10);
+    std::atomic<unsigned> seen{0};
+    std::vector<std::thread> readers;
+    for (unsigned i = 0; i < 12; ++i) {  // more than there are service threads
+        readers.emplace_back(
+            [&] { seen += static_cast<volatile std::uint64_t*>(data)[0] == 11 ? 1 : 0; });
+    }
+    nap(50);
+    signal_flag is_served;
+    readers.emplace_back([&] {
+        if (static_cast<volatile std::uint64_t*>(other)[0] == 5) {
+            is_served.set();
+        }
+    });
+    for (int i = 0; i < 2000 && !is_served.is_set(); ++i) {
+        nap(1);
+    }
+    CHECK(is_served.is_set());
+    CHECK(seen == 0);
+    REQUIRE(r.finish(kernel));
+    for (std::thread& one : readers) {
+        one.join();
+    }
+    CHECK(seen == 12);
+}

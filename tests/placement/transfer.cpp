@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "../facade/faulty_soft.hpp"
 #include "../facade/rig.hpp"
 
 using namespace xmm;
@@ -306,4 +307,54 @@ TEST_CASE("transfer: copies that overlap in time do not keep a fault away for ev
     CHECK(plain == 1);
     { const host_access gone = std::move(*held); }
     mover.join();
+}
+
+namespace {
+
+// Software devices whose regions lie where the test wants them.
+struct placed_soft : faulty_soft {
+    using faulty_soft::faulty_soft;
+    result<va_range> va_examine(va_range range, std::size_t alignment) noexcept {
+        return inner().va_examine({next != 0 ? next : range.begin, range.bytes}, alignment);
+    }
+    address next = 0;
+};
+static_assert(backend<placed_soft>);
+
+}  // namespace
+
+TEST_CASE("transfer: a copy into a region that is mapped anew meanwhile, with smaller granules") {
+    soft::device_options slow = device_of(128_MiB);
+    slow.link_in_bytes_per_second = 50'000'000;
+    auto inner = xmm::detail::make_soft_driver({slow}, machine_topology());
+    REQUIRE(inner);
+    placed_soft driver{**inner};
+    // Of a copy 16 pieces are under preparation while 16 are under way: it waits with the 33rd in hand.
+    constexpr std::size_t begin_bytes = 64_MiB;
+    constexpr std::size_t end_bytes = 4_MiB;
+    void* addresses = ::mmap(nullptr, begin_bytes + 2 * end_bytes, PROT_NONE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    REQUIRE(addresses != MAP_FAILED);
+    {
+        space made = space::create_on(driver).value();
+        const node_id device = made.devices()[0];
+        driver.next = align_up(to_address(addresses), end_bytes);
+        auto first = made.map(begin_bytes, {.granule_bytes = 2_MiB, .preferred = device});
+        REQUIRE(first);
+        driver.next += begin_bytes;
+        auto last = made.map(end_bytes, {.granule_bytes = end_bytes, .preferred = device});
+        REQUIRE(last);
+        std::vector<unsigned char> plain(begin_bytes + end_bytes, 1);
+        status outcome;
+        std::thread copying{[&] {
+            outcome = made.state().engine.copies.copy(to_address(*first), to_address(plain.data()),
+                                                      plain.size());
+        }};
+        nap(200);  // of 670 ms and more
+        CHECK(made.unmap(*last));
+        CHECK(made.map(end_bytes, {.granule_bytes = 2_MiB, .preferred = device}));
+        copying.join();
+        CHECK(outcome.code == errc::not_mapped);
+    }
+    ::munmap(addresses, begin_bytes + 2 * end_bytes);
 }

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "../core/child.hpp"
 #include "rig.hpp"
 
 using namespace xmm;
@@ -203,4 +204,49 @@ TEST_CASE("a copy between devices crosses both links") {
     CHECK(r.driver.statistics(rig::near).link_in_bytes == 0);
     CHECK(r.driver.statistics(rig::far).link_in_bytes == 4_MiB);
     CHECK(std::memcmp(to_pointer(from.standing), to_pointer(to.standing), 4_MiB) == 0);
+}
+
+TEST_CASE("copies between two devices end whatever their priorities") {
+    if (!is_fresh_process()) {
+        CHECK_FALSE(in_fresh_process().is_crash());  // a hang ends it
+        return;
+    }
+    soft::device_options options;
+    options.link_in_bytes_per_second = 2'000'000'000;
+    options.link_out_bytes_per_second = 2'000'000'000;
+    rig r{options};
+    const frame from = r.create(rig::near, 2_MiB);
+    const frame to = r.create(rig::far, 6_MiB);
+    const frame host = r.create(rig::host, 2_MiB);
+    const queue_id urgent = r.queue(rig::far, queue_priority::urgent);
+    const queue_id normal = r.queue(rig::far, queue_priority::normal);
+    const queue_id background = r.queue(rig::near, queue_priority::background);
+    for (int round = 0; round < 50; ++round) {
+        const ticket slow = r.copy(background, to.standing, from.standing, 2_MiB);
+        const ticket middle = r.copy(normal, to.standing + 2_MiB, host.standing, 2_MiB);
+        const ticket fast = r.copy(urgent, to.standing + 4_MiB, from.standing, 2_MiB);
+        for (ticket one : {slow, middle, fast}) {
+            CHECK(r.driver.wait(one));
+        }
+    }
+}
+
+TEST_CASE("who waits for two lanes holds neither") {
+    soft::lane busy{1'000'000'000};
+    soft::lane other{1'000'000'000};
+    (void)busy.enter(queue_priority::normal, 1, soft::now_ns());
+    std::atomic<bool> is_in{false};
+    std::thread both{[&] {
+        (void)soft::lane::enter(other, busy, queue_priority::background, 1, soft::now_ns());
+        is_in = true;
+        other.leave();
+        busy.leave();
+    }};
+    nap(20);
+    (void)other.enter(queue_priority::urgent, 1, soft::now_ns());  // nobody is on it
+    CHECK_FALSE(is_in);
+    other.leave();
+    busy.leave();
+    both.join();
+    CHECK(is_in);
 }

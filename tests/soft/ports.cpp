@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../../backends/soft/device.hpp"
 
+#include "../core/child.hpp"
 #include "rig.hpp"
 
 using namespace xmm;
@@ -175,4 +176,36 @@ TEST_CASE("a kernel reaches its peer's frames") {
     CHECK(at<int>(one.standing) == 7);
     CHECK(r.driver.statistics(rig::far).link_in_bytes == sizeof(int));
     CHECK(r.driver.statistics(rig::near).link_out_bytes == sizeof(int));
+}
+
+TEST_CASE("who waits for seconds until a kernel lets go of its spans says why") {
+    if (!is_fresh_process()) {
+        const ending how = in_fresh_process();
+        CHECK_FALSE(how.is_crash());
+        CHECK(how.says("through a plain pointer?"));
+        CHECK(how.text.find("plain pointer") == how.text.rfind("plain pointer"));  // once
+        return;
+    }
+    rig r;
+    const va_range range = r.reserve(2 * page_bytes);
+    const va_range first{range.begin, page_bytes};
+    const va_range second{first.end(), page_bytes};
+    r.enter(rig::near, first.begin, r.create(rig::near));
+    r.enter(rig::near, second.begin, r.create(rig::near));
+    const device_view<int> view{pointer<int>(range.begin), 8};
+    std::atomic<bool> is_inside{false};
+    auto point = r.stream().run([&, view] {
+        view.for_each_span(0, 8, [&](std::span<int>, std::size_t) {
+            is_inside = true;
+            nap(2500);
+        });
+    });
+    REQUIRE(point);
+    while (!is_inside) {
+        nap(1);
+    }
+    std::thread other{[&] { r.clear(rig::near, second); }};
+    r.clear(rig::near, first);
+    other.join();
+    CHECK(r.driver.wait(*point));
 }

@@ -82,7 +82,15 @@ struct ticket {
     std::uint64_t value = 0;  // 0 is always reached
 };
 
-enum class access : std::uint8_t { none = 0, read = 1, write = 2, read_write = 3 };
+enum class access : std::uint8_t {
+    none = 0,
+    read = 1,
+    write = 2,
+    read_write = 3,
+    // Beside what a device's fault asks for: without a frame there. Pages that the kernel needs at once have
+    // pushed each other out, so a mapping of the host's frame has to do.
+    in_place = 4,
+};
 
 [[nodiscard]] constexpr access operator|(access a, access b) noexcept {
     return static_cast<access>(static_cast<unsigned>(a) | static_cast<unsigned>(b));

@@ -290,7 +290,9 @@ private:
         for (address at = range.begin; at < range.end();
              at = align_down(at, page_bytes) + page_bytes) {
             switch (trap.ask(at, wanted)) {
-                case cpu_fault_outcome::resolved: break;
+                case cpu_fault_outcome::resolved:
+                case cpu_fault_outcome::deferred:  // only on service threads
+                    break;
                 case cpu_fault_outcome::refused:
                     return fail(errc::unsupported,
                                 "memory of another space that is fixed or pinned to a device");
@@ -332,7 +334,7 @@ private:
             return fail(errc::unsupported,
                         "this driver moves its pages itself: none can be fixed to a node");
         }
-        if (wanted.fixed != no_node && bytes > core.find_node(wanted.fixed)->book->limit()) {
+        if (wanted.fixed != no_node && bytes > core.limit_of(core.find_place(wanted.fixed))) {
             return fail(errc::no_memory, "fixed memory larger than what its node may hold");
         }
         return wanted.name == nullptr ? fail(errc::invalid_argument, "a name is not null")

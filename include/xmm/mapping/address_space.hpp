@@ -132,6 +132,17 @@ public:
     }
     // `at` is null if the node is not attached.
     [[nodiscard]] place find_place(node_id id) noexcept { return {find_node(id), id == any_host}; }
+    // What the nodes there may hold altogether.
+    [[nodiscard]] std::size_t limit_of(place where) const noexcept {
+        std::size_t sum = where.at->book->limit();
+        for (unsigned slot = 0; slot < host_count_ && where.is_any_host; ++slot) {
+            if (&nodes_[slot] != where.at) {
+                const std::size_t more = nodes_[slot].book->limit();
+                sum += std::min(more, SIZE_MAX - sum);
+            }
+        }
+        return sum;
+    }
     // The frame that the page, whose lock is held, has there; null if none.
     [[nodiscard]] frame_record* frame_at(granule& page, place where) noexcept {
         if (!where.is_any_host) {

@@ -37,7 +37,7 @@ public:
         for (;;) {
             // Read before looking, so that no slot that comes back meanwhile is slept over.
             const std::uint32_t returns = returns_.load(std::memory_order_acquire);
-            if (fault_request* one = take(idle, claimed); one != nullptr) {
+            if (fault_request* one = take(idle, claimed, 0); one != nullptr) {
                 return *one;
             }
             futex_wait(returns_, returns);
@@ -50,11 +50,14 @@ public:
         posts_.fetch_add(1, std::memory_order_release);
         futex_wake(posts_, 1);
     }
-    // The next request; waits for it.
+    // The next request, in turn, so that those that come again and again keep nobody waiting; waits for it.
     [[nodiscard]] fault_request& next() noexcept {
         for (;;) {
             const std::uint32_t posts = posts_.load(std::memory_order_acquire);
-            if (fault_request* one = take(posted, running); one != nullptr) {
+            // relaxed: any start will do.
+            const unsigned first = next_.load(std::memory_order_relaxed);
+            if (fault_request* one = take(posted, running, first); one != nullptr) {
+                next_.store(static_cast<unsigned>(one - slots_) + 1, std::memory_order_relaxed);
                 return *one;
             }
             futex_wait(posts_, posts);
@@ -81,8 +84,9 @@ public:
 private:
     enum state : std::uint32_t { idle, claimed, posted, running, answered };
 
-    [[nodiscard]] fault_request* take(state from, state to) noexcept {
-        for (fault_request& one : slots_) {
+    [[nodiscard]] fault_request* take(state from, state to, unsigned first) noexcept {
+        for (unsigned i = 0; i < capacity; ++i) {
+            fault_request& one = slots_[(first + i) % capacity];
             std::uint32_t expected = from;
             // relaxed: spares the exchange where it would fail.
             if (one.state.load(std::memory_order_relaxed) == expected &&
@@ -95,6 +99,7 @@ private:
 
     fault_request slots_[capacity];
     std::atomic<std::uint32_t> posts_{0};    // counts posts; service threads sleep on it
+    std::atomic<unsigned> next_{0};          // where the look for a request begins
     std::atomic<std::uint32_t> returns_{0};  // counts slots given back; who found none sleeps on it
 };
 

@@ -7,7 +7,9 @@
 //          the access is retried. So the sink runs in ordinary context, while the thread that faulted
 //          may hold any lock of the user's or of malloc's.
 // Threads  Any. A sink's handle() runs on several service threads at once, and on those that ask(). It must not
-//          touch holes, call malloc, or wait for a lock that someone holds while touching one.
+//          touch holes, call malloc, or wait for a lock that someone holds while touching one. It may wait for
+//          work that takes long, and may itself lead to a fault, only with a long_wait: one service thread is
+//          always left for other faults. Without, it answers `deferred`, and the trap asks again.
 // Failure  What a sink cannot resolve gets one message on stderr, then the handler that was there before
 //          the trap, which usually ends the process. Faults that no sink owns go to that handler as if
 //          the trap were not there.
@@ -48,7 +50,7 @@ namespace xmm {
 
 class fault_trap {
 public:
-    static constexpr const char* registry_key = "fault_trap/1";
+    static constexpr const char* registry_key = "fault_trap/2";
 
     static fault_trap& instance() { return registry::object<fault_trap>(); }
 
@@ -83,6 +85,29 @@ public:
         return owner != nullptr;
     }
 
+    // While it lives, the thread may wait long. False: it is the last service thread that does not, and must not.
+    // Other threads may always.
+    class long_wait {
+    public:
+        long_wait() noexcept
+            : trap_{instance()},
+              is_counted_{trap_.is_service(::pthread_self())},
+              is_granted_{!is_counted_ || trap_.try_wait_long()} {}
+        ~long_wait() {
+            if (is_counted_ && is_granted_) {
+                trap_.long_waits_.fetch_sub(1, std::memory_order_relaxed);  // relaxed: only a count
+            }
+        }
+        long_wait(const long_wait&) = delete;
+        long_wait& operator=(const long_wait&) = delete;
+        [[nodiscard]] explicit operator bool() const noexcept { return is_granted_; }
+
+    private:
+        fault_trap& trap_;
+        const bool is_counted_;
+        const bool is_granted_;
+    };
+
     // Has the owner of the address serve a touch of it, on the calling thread. `resolved` for plain memory, too.
     [[nodiscard]] cpu_fault_outcome ask(address at, access wanted) noexcept {
         auto* owner = sinks_.find_owner(at);
@@ -104,6 +129,10 @@ private:
     static constexpr unsigned thread_count =
         65;  // 64 service threads and the reader of userfaultfd
 
+    // How long a deferred fault sleeps: on the thread that faulted, or, of an event, on a service thread.
+    static constexpr unsigned deferred_touch_us = 500;
+    static constexpr unsigned deferred_event_us = 100;
+
     enum class answer : std::uint8_t { retry, not_ours, failed };
 
     struct service_id {
@@ -113,6 +142,7 @@ private:
 
     [[nodiscard]] status start() noexcept;
     [[nodiscard]] status start_locked() noexcept;
+    [[nodiscard]] bool try_wait_long() noexcept;
     [[nodiscard]] status start_thread_locked(void* (*body)(void*)) noexcept;
     [[nodiscard]] status take_front_locked() noexcept;
 
@@ -142,15 +172,16 @@ private:
     void* (*const serve_body_)(void*);             // (C) the same
     void* (*const read_body_)(void*);              // (C) the same
     std::atomic<bool> is_started_{false};          // (A)
-    ranked_mutex<lock_rank::leaf> lock_;       // starting, arming, adding; never taken by a handler
-    detail::userfaultfd events_;               // (C) once the handler is installed
-    unsigned service_threads_ = 0;             // (L)
-    detail::signal_chain segv_chain_;          // taking the front: (L)
-    detail::signal_chain bus_chain_;           // the same
-    detail::sink_table sinks_;                 // adding, hiding: (L)
-    detail::request_board requests_;           // its own
-    service_id services_[thread_count];        // per field
-    std::atomic<unsigned> services_known_{0};  // (A)
+    ranked_mutex<lock_rank::leaf> lock_;  // starting, arming, adding; never taken by a handler
+    detail::userfaultfd events_;          // (C) once the handler is installed
+    std::atomic<unsigned> service_threads_{0};  // (A) written under L
+    std::atomic<unsigned> long_waits_{0};       // (A) service threads that wait long
+    detail::signal_chain segv_chain_;           // taking the front: (L)
+    detail::signal_chain bus_chain_;            // the same
+    detail::sink_table sinks_;                  // adding, hiding: (L)
+    detail::request_board requests_;            // its own
+    service_id services_[thread_count];         // per field
+    std::atomic<unsigned> services_known_{0};   // (A)
 };
 
 // --- sinks ---
@@ -189,7 +220,11 @@ inline void fault_trap::serve(detail::fault_request& taken) noexcept {
         return;
     }
     detail::sink_table::release(*taken.owner);
-    if (taken.outcome == cpu_fault_outcome::resolved) {
+    if (taken.outcome == cpu_fault_outcome::deferred) {
+        ::usleep(deferred_event_us);  // then it faults anew
+    }
+    if (taken.outcome == cpu_fault_outcome::resolved ||
+        taken.outcome == cpu_fault_outcome::deferred) {
         events_.wake(taken.at);
     } else {
         events_.poison(taken.at);  // so the thread gets a signal, and the handler asks and reports
@@ -215,16 +250,24 @@ inline fault_trap::answer fault_trap::serve_from_handler(address at, access want
             .write();
         return answer::failed;
     }
-    detail::fault_request& mine = requests_.claim();
-    mine.at = at;
-    mine.wanted = wanted;
-    mine.is_event = false;
-    mine.owner = owner;
-    requests_.post(mine);
-    detail::request_board::wait_for_answer(mine);
-    const cpu_fault_outcome outcome = mine.outcome;
-    const char* why = mine.why;
-    requests_.give_back(mine);
+    cpu_fault_outcome outcome = cpu_fault_outcome::deferred;
+    const char* why = "";
+    for (;;) {
+        detail::fault_request& mine = requests_.claim();
+        mine.at = at;
+        mine.wanted = wanted;
+        mine.is_event = false;
+        mine.owner = owner;
+        requests_.post(mine);
+        detail::request_board::wait_for_answer(mine);
+        outcome = mine.outcome;
+        why = mine.why;
+        requests_.give_back(mine);
+        if (outcome != cpu_fault_outcome::deferred) {
+            break;
+        }
+        ::usleep(deferred_touch_us);  // here it keeps no service thread
+    }
     detail::sink_table::release(*owner);
     if (outcome == cpu_fault_outcome::resolved) {
         return answer::retry;
@@ -238,6 +281,18 @@ inline fault_trap::answer fault_trap::serve_from_handler(address at, access want
 }
 
 // --- threads ---
+
+inline bool fault_trap::try_wait_long() noexcept {
+    // relaxed, all: counts, and what is waited for is ordered by its own means.
+    const unsigned threads = service_threads_.load(std::memory_order_relaxed);
+    unsigned waiting = long_waits_.load(std::memory_order_relaxed);
+    while (waiting + 1 < threads) {
+        if (long_waits_.compare_exchange_weak(waiting, waiting + 1, std::memory_order_relaxed)) {
+            return true;
+        }
+    }
+    return false;
+}
 
 inline bool fault_trap::is_service(::pthread_t thread) const noexcept {
     // A thread enlists itself, so it finds itself. acquire: pairs with the releases in enlist_service_thread,
@@ -322,9 +377,10 @@ inline status fault_trap::start_locked() noexcept {
     const conf& settings = conf::of_process();
     const auto wanted =
         static_cast<unsigned>(settings.number("service_threads", 4, 1, thread_count - 1));
-    for (; service_threads_ < wanted; ++service_threads_) {
+    for (; service_threads_.load(std::memory_order_relaxed) < wanted;
+         service_threads_.fetch_add(1, std::memory_order_relaxed)) {  // relaxed: see try_wait_long
         if (const status made = start_thread_locked(serve_body_); !made) {
-            if (service_threads_ > 0) {
+            if (service_threads_.load(std::memory_order_relaxed) > 0) {
                 break;  // fewer will do
             }
             return made;

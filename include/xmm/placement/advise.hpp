@@ -311,15 +311,8 @@ private:
         return fail(errc::busy, "the page was taken away as often as it was brought in");
     }
     status move_to(granule& page, place to, std::size_t bytes) noexcept {
-        result<frame_record*> taken =
-            to.is_any_host ? frames_.obtain_on_host(*to.at, bytes) : frames_.obtain(*to.at, bytes);
-        if (!taken) {
-            with(page.lock, [&] { page.end_transit_locked(); });
-            return taken.error();
-        }
-        page_move one{.moved = &page, .to = *taken, .accessor = to.at->accessor()};
-        static_cast<void>(moves_.move({&one, 1}, false));
-        return one.outcome;
+        page_move one{.moved = &page, .accessor = to.at->accessor()};
+        return frames_.bring(one, frames_.obtain(to, bytes));
     }
     // As the page's single home: a copy might be dropped.
     bool is_at_home_locked(granule& page, place to) noexcept {

@@ -108,8 +108,13 @@ private:
     static cpu_fault_outcome on_cpu_fault(void* self, address at, access wanted,
                                           const char** why) noexcept {
         auto& engine = *static_cast<placement_engine*>(self);
-        const status outcome = engine.faults.handle(engine.space_.at_slot(0), at, wanted);
+        bool is_deferred = false;
+        const status outcome =
+            engine.faults.handle(engine.space_.at_slot(0), at, wanted, &is_deferred);
         *why = outcome.why;
+        if (is_deferred) {
+            return cpu_fault_outcome::deferred;
+        }
         switch (outcome.code) {
             case errc::ok: return cpu_fault_outcome::resolved;
             case errc::not_mapped: return cpu_fault_outcome::not_mapped;

@@ -4,7 +4,8 @@
 // Model    One loop: look at the record under its lock; if a mapping serves the access, it is resolved (a
 //          repeated fault ends here); if the page moves or is held, wait and look again; else change one
 //          thing (enter, first touch, move, duplicate, collapse) and look again. Hints come before the
-//          policy. A device that gets no frame maps the host's instead, so a kernel always goes on.
+//          policy. A device that gets no frame maps the host's instead, and so does one that asks for it with
+//          access::in_place, since it needs more pages at once than it holds: so a kernel always goes on.
 // Threads  Any number at once. Runs on the trap's service threads and on kernels' threads: it does not
 //          call malloc and touches no unified memory.
 // Failure  Says why in static text; nothing has changed that another look would not repeat. A CPU's fault
@@ -13,7 +14,10 @@
 
 #include <unistd.h>
 
+#include <optional>
+
 #include <xmm/concepts/policy.hpp>
+#include <xmm/os/fault_trap.hpp>
 #include <xmm/placement/reclaim.hpp>
 
 namespace xmm {
@@ -40,9 +44,11 @@ public:
 
     // After ok the accessor has a mapping that allows `wanted`, unless it was taken away since.
     // not_mapped: no region there. busy: pinned or fixed elsewhere. no_memory: nowhere to put it.
-    status handle(node& accessor_node, address at, access wanted) noexcept {
+    // With `is_deferred`, a page that launches use does not keep the last service thread: busy, and it is set.
+    status handle(node& accessor_node, address at, access wanted,
+                  bool* is_deferred = nullptr) noexcept {
         accessor_node.faults.add(1);
-        status outcome = try_handle(accessor_node, at, wanted);
+        status outcome = try_handle(accessor_node, at, wanted, is_deferred);
         // A CPU that gets nothing ends its program, so a shortage is given time to pass: frames in others'
         // hands, mappings that somebody is about to drop. And a device that was lost with the contents half
         // way need not have had a part in them: the next try goes without it.
@@ -52,14 +58,17 @@ public:
                                       wait_us <= 64000;
              wait_us *= 2) {
             ::usleep(wait_us);
-            outcome = try_handle(accessor_node, at, wanted);
+            outcome = try_handle(accessor_node, at, wanted, is_deferred);
         }
         return outcome;
     }
 
 private:
-    status try_handle(node& accessor_node, address at, access wanted) noexcept {
-        attempt state{accessor_node, accessor_node.accessor(), at, wanted};
+    status try_handle(node& accessor_node, address at, access wanted, bool* is_deferred) noexcept {
+        attempt state{accessor_node, accessor_node.accessor(), at, wanted & access::read_write};
+        // Where the device cannot map the host's frames, frames of its own are all that it can hope for.
+        state.stays_on_host = covers(wanted, access::in_place) && !state.is_cpu() &&
+                              space_.host_near(accessor_node).driver == accessor_node.driver;
         hold_waiter holders;
         for (unsigned round = 0; round < max_rounds; ++round) {
             granule* page = space_.find(at);
@@ -85,9 +94,11 @@ private:
                 case step::await_rest: page->await_rest(); break;
                 case step::await_holds: holders.await(*page); break;
                 case step::await_uses:
-                    space_.uses().await_unused(*page, next.va, use_grip::firm);
+                case step::await_driver:
+                    if (!await_work(*page, next, is_deferred)) {
+                        return fail(errc::busy, "a launch uses the page");
+                    }
                     break;
-                case step::await_driver: ::usleep(1000); break;
                 case step::move:
                     if (!bring(*page, state, next)) {
                         return state.last;
@@ -122,7 +133,7 @@ private:
         unsigned accessor;
         address at;
         access wanted;
-        bool stays_on_host = false;  // no frame was to be had on the device
+        bool stays_on_host = false;  // no frame was to be had on the device, or none is to be taken
         status last{};
 
         [[nodiscard]] bool is_cpu() const noexcept { return accessor == cpu_accessor; }
@@ -325,23 +336,32 @@ private:
         return {.kind = step::move, .keeps_copy = keeps_copy, .to = to, .va = page.va};
     }
 
+    // Kernels may run long, and wait for a host call that needs a page itself. False: this thread may not wait.
+    bool await_work(granule& page, const step& next, bool* is_deferred) noexcept {
+        std::optional<fault_trap::long_wait> wait;
+        if (is_deferred != nullptr && !wait.emplace()) {
+            *is_deferred = true;
+            return false;
+        }
+        if (next.kind == step::await_uses) {
+            space_.uses().await_unused(page, next.va, use_grip::firm);
+        } else {
+            ::usleep(1000);
+        }
+        return true;
+    }
+
     // The page is in transit for this thread. False if nothing is left to try.
     bool bring(granule& page, attempt& state, const step& next) noexcept {
         node& to = space_.at_slot(next.to);
-        result<frame_record*> taken = to.is_host ? frames_.obtain_on_host(to, next.va.bytes)
-                                                 : frames_.obtain(to, next.va.bytes);
-        if (!taken) {
-            with(page.lock, [&] { page.end_transit_locked(); });
-            return try_host_after(taken.error(), to, state);
-        }
         const bool is_seen = to.is_host || next.to == state.accessor;
         page_move one{.moved = &page,
-                      .to = *taken,
                       .accessor = is_seen ? state.accessor : no_slot,
                       .who = next.keeps_copy ? access::read : access::read_write,
                       .keeps_copy = next.keeps_copy};
-        if (moves_.move({&one, 1}, false) == 0) {
-            return try_host_after(one.outcome, to, state);
+        const place where{&to, to.is_host};  // on a host: on whichever has room
+        if (status come = frames_.bring(one, frames_.obtain(where, next.va.bytes)); !come) {
+            return try_host_after(come, to, state);
         }
         if (to.is_host && !state.is_cpu()) {
             state.from.mapped_in_place.add(1);

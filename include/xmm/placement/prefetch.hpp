@@ -4,7 +4,7 @@
 // Model    A job is a range and a node; up to four workers take stretches of its granules in turn, claim
 //          those that can move, and hand them to the mover as quiet work. Bytes in flight stay below 1/8
 //          of the node's limit. A job brings no more than the node can hold: the leading part of the range.
-//          Where a driver owns the pages, those that are there already are placed again: see move.hpp.
+//          Where a driver owns the pages, those that are there already are placed again: see steered.hpp.
 // Threads  Jobs may be given from any thread. Workers start with the first job and end with the object. Two
 //          mutexes, taken before all ranked locks: the prefetcher's, then a job's.
 // Failure  A page that is pinned, in use or on its way is left alone: a prefetch is a hint.
@@ -25,8 +25,9 @@ namespace xmm {
 // A prefetch under way. Shared by the asker and the workers.
 class prefetch_job {
 public:
-    prefetch_job(va_range range, place to) noexcept
-        : range_{range}, where_{to}, to_{*to.at}, next_{range.begin}, room_{to.at->book->limit()} {}
+    // room: what the nodes there may hold.
+    prefetch_job(va_range range, place to, std::size_t room) noexcept
+        : range_{range}, where_{to}, to_{*to.at}, next_{range.begin}, room_{room} {}
 
     void wait() noexcept {
         std::unique_lock lock{lock_};
@@ -76,7 +77,7 @@ public:
     [[nodiscard]] std::shared_ptr<prefetch_job> start(va_range range, place to) noexcept {
         space_.uses().retire_finished();  // pages of finished kernels may move
         try {
-            auto job = std::make_shared<prefetch_job>(range, to);
+            auto job = std::make_shared<prefetch_job>(range, to, space_.limit_of(to));
             std::lock_guard lock{lock_};
             if (is_stopping_) {
                 return nullptr;
@@ -148,7 +149,7 @@ private:
                 return false;
             }
             ++job.workers_;
-            const std::size_t most = stretch_bytes(job.to_);
+            const std::size_t most = stretch_bytes(space_.limit_of(job.where_));
             while (count < max_batch && there_count < max_batch && bytes < most &&
                    !job.is_taken_locked()) {
                 granule* placed = nullptr;
@@ -166,7 +167,7 @@ private:
         if (there_count > 0) {
             static_cast<void>(moves_.place_again(job.to_, {there.data(), there_count}, true));
         }
-        const std::size_t arrived = bring({batch.data(), count}, job.to_);
+        const std::size_t arrived = bring({batch.data(), count}, job.where_);
         std::lock_guard lock{job.lock_};
         job.brought_ += arrived;
         if (arrived < bytes) {
@@ -176,10 +177,10 @@ private:
         job.changed_.notify_all();
         return true;
     }
-    static std::size_t stretch_bytes(const node& to) noexcept {
+    static std::size_t stretch_bytes(std::size_t limit) noexcept {
         constexpr std::size_t most = std::size_t{8} << 20;
         // At least one granule is tried, whatever the budget: a job that looks at none never ends.
-        return std::clamp<std::size_t>(to.book->limit() / (8 * worker_count), 1, most);
+        return std::clamp<std::size_t>(limit / (8 * worker_count), 1, most);
     }
 
     // Looks at one granule and advances. Returns its bytes if it is in transit now to the node, else 0; `placed`, if
@@ -236,7 +237,8 @@ private:
         return true;
     }
 
-    std::size_t bring(std::span<page_move> batch, node& to) noexcept {
+    std::size_t bring(std::span<page_move> batch, place to) noexcept {
+        std::array<std::uint8_t, max_batch> slots;  // a frame that has come may be gone soon after
         unsigned ready = 0;
         for (page_move& one : batch) {
             result<frame_record*> taken = frames_.obtain(to, one.moved->va.bytes);
@@ -244,20 +246,21 @@ private:
                 break;
             }
             one.to = *taken;
-            ++ready;
+            slots[ready++] = one.to->slot;
         }
         for (page_move& one : batch.subspan(ready)) {
-            with(one.moved->lock, [&] { one.moved->end_transit_locked(); });
+            reclaimer::end_transit(*one.moved);
         }
         if (ready == 0) {
             return 0;
         }
         static_cast<void>(moves_.move(batch.first(ready), true));
         std::size_t settled = 0;
-        for (const page_move& one : batch.first(ready)) {
+        for (unsigned i = 0; i < ready; ++i) {
+            const page_move& one = batch[i];
             // Given up because it was used: that is no lack of frames.
             settled += one.outcome || one.outcome.code == errc::busy ? one.bytes : 0;
-            to.prefetched_bytes.add(one.outcome ? one.bytes : 0);
+            space_.at_slot(slots[i]).prefetched_bytes.add(one.outcome ? one.bytes : 0);
         }
         return settled;
     }

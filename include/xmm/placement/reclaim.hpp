@@ -84,6 +84,25 @@ public:
         return taken;
     }
 
+    // On the one node, or on any host.
+    [[nodiscard]] result<frame_record*> obtain(place from, std::size_t bytes) noexcept {
+        return from.is_any_host ? obtain_on_host(*from.at, bytes) : obtain(*from.at, bytes);
+    }
+
+    // Moves a granule in transit into the frame, which need not have been had, and ends its transit.
+    status bring(page_move& one, result<frame_record*> into) noexcept {
+        if (!into) {
+            end_transit(*one.moved);
+            return into.error();
+        }
+        one.to = *into;
+        static_cast<void>(moves_.move({&one, 1}, false));
+        return one.outcome;
+    }
+    static void end_transit(granule& one) noexcept {
+        with(one.lock, [&] { one.end_transit_locked(); });
+    }
+
     // Frees about that many bytes of the node's frames into its pool; returns how many.
     std::size_t reclaim(node& from, std::size_t wanted) noexcept {
         from.reclaims.fetch_add(1, std::memory_order_relaxed);  // relaxed: see await_others
@@ -208,7 +227,7 @@ private:
         }
         return count;
     }
-    // From a host only clean copies can go: nothing is roomier. A driver's own stay with the devices' (see move.hpp).
+    // From a host only clean copies can go: nothing is roomier. A driver's own stay with the devices' (see steered.hpp).
     static bool is_copy(const granule& page, const node& on) noexcept {
         return page.current() == residency::duplicated && page.home != on.slot && !is_steered(on);
     }

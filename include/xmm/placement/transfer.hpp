@@ -172,7 +172,10 @@ private:
             unsigned on = no_slot;
             status outcome;
             const bool is_unified = space_.with_granule(at, [&](granule& page) {
-                if (page.is_moving()) {
+                if (!page.va.contains(va_range{at, part})) {
+                    // Since the piece was cut: a smaller granule, where it was to end with the one before.
+                    outcome = fail(errc::not_mapped, "unmapped during the copy");
+                } else if (page.is_moving()) {
                     outcome = fail(errc::busy, "the page is on its way");
                 } else if (outcome = moves_.note_on_host_locked(page); !outcome) {
                     return;
@@ -226,14 +229,8 @@ private:
     }
     // The page is in transit for this thread.
     status place(granule& page, node& on, va_range va, std::size_t part) noexcept {
-        result<frame_record*> taken = obtain(on, va.bytes);
-        if (!taken) {
-            with(page.lock, [&] { page.end_transit_locked(); });
-            return taken.error();
-        }
-        page_move one{.moved = &page, .to = *taken, .is_overwritten = part == va.bytes};
-        static_cast<void>(moves_.move({&one, 1}, false));
-        return one.outcome;
+        page_move one{.moved = &page, .is_overwritten = part == va.bytes};
+        return frames_.bring(one, obtain(on, va.bytes));
     }
     // On the wanted node, else on a host.
     result<frame_record*> obtain(node& on, std::size_t bytes) noexcept {
