@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/facade/api.hpp>
 
+#include "../core/child.hpp"
 #include "rig.hpp"
 
 using namespace xmm;
@@ -31,4 +32,50 @@ TEST_CASE("api: the gm* functions are the default space's") {
     REQUIRE(gmunmap(data));
     CHECK(gmunmap(data).code == errc::not_mapped);
     CHECK(default_space().is_valid());
+}
+
+TEST_CASE("api: in a forked child without a space the gm* functions answer: forked") {
+    if (!is_fresh_process()) {
+        const ending how = in_fresh_process();
+        CAPTURE(how.text);
+        CHECK(!how.is_crash());
+        return;
+    }
+    static_cast<void>(machine_topology());  // the parent has used xmm, but has no default space
+    const ending child = in_child([] {
+        char bytes[8] = {};
+        const errc codes[] = {gmmap(2_MiB).code(), gmunmap(bytes).code,
+                              gmadvise(any_host, bytes, 8, advice::cold).code,
+                              gmemcpy(bytes, bytes + 4, 4).code};
+        for (errc one : codes) {
+            std::puts(name_of(one));
+        }
+    });
+    CAPTURE(child.text);
+    CHECK(!child.is_crash());
+    CHECK(child.text == "forked child\nforked child\nforked child\nforked child\n");
+    auto where = gmmap(2_MiB);
+    REQUIRE(where);
+    CHECK(gmunmap(*where));
+}
+
+TEST_CASE("api: that there was no default space once is forgotten") {
+    if (!is_fresh_process()) {
+        const ending how = in_fresh_process();
+        CAPTURE(how.text);
+        CHECK(!how.is_crash());
+        return;
+    }
+    static_cast<void>(machine_topology());
+    rlimit files{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &files) == 0);
+    const rlimit none{3, files.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);  // memory of software devices is in files
+    CHECK(gmmap(2_MiB).code() == errc::no_memory);
+    CHECK(!xmm::detail::try_default_space());
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &files) == 0);
+    auto where = gmmap(2_MiB);
+    REQUIRE(where);
+    static_cast<char*>(*where)[0] = 1;
+    CHECK(gmunmap(*where));
 }
