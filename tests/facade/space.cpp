@@ -623,3 +623,27 @@ TEST_CASE("space: who looks at granules may throw") {
     CHECK_THROWS_AS(r.of().for_each_granule([](const granule_view&) { throw 1; }), int);
     CHECK(r.of().is_valid());
 }
+
+TEST_CASE("space: what one space keeps of a device's memory starves no other") {
+    soft::device_options device = device_of(64_MiB);
+    auto driver = xmm::detail::make_soft_driver({device}, machine_topology());
+    REQUIRE(driver);
+    auto first = space::create_on(**driver);
+    auto second = space::create_on(**driver);
+    REQUIRE((first && second));
+    const node_id there = first->devices()[0];
+    auto all = first->map(64_MiB, {.fixed = there});
+    REQUIRE(all);
+    CHECK(second->map(2_MiB, {.fixed = there}).code() == errc::no_memory);  // in use
+    REQUIRE(first->unmap(*all));
+    CHECK(first->usage(there)->free_frames == 64_MiB);
+    auto some = second->map(2_MiB, {.fixed = there});
+    REQUIRE(some);
+    CHECK(first->usage(there)->free_frames < 64_MiB);
+    // Nor does a lower budget send pages away while others keep free frames.
+    CHECK(second->set_budget(there, 2_MiB));
+    CHECK(first->usage(there)->free_frames == 0);
+    CHECK(second->residency_of(*some).value() == there);
+    CHECK(second->unmap(*some));
+    CHECK(second->set_budget(there, no_budget));
+}

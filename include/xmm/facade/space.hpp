@@ -202,14 +202,18 @@ public:
         return found ? result<node_description>{(*found)->about}
                      : result<node_description>{found.error()};
     }
-    // What xmm may hold on a node, in this process: bytes, or no_budget for all there is. Lowering it demotes pages at once; busy: pinned or
-    // used pages keep the node above it for now.
+    // What xmm may hold on a node, in this process: bytes, or no_budget for all there is. Lowering it drops free
+    // frames of all spaces and demotes pages of this one at once; busy: pinned or used pages, or those of other spaces,
+    // keep the node above it for now.
     status set_budget(node_id id, std::size_t bytes) noexcept {
         result<xmm::node*> found = state_->check_node(id);
         if (!found) {
             return found.error();
         }
-        (*found)->book->set_budget(bytes);
+        ledger& book = *(*found)->book;
+        book.set_budget(bytes);
+        while (book.used() > book.limit() && book.drop_free_frame()) {
+        }
         return state_->engine.frames.shrink_to_limit(**found)
                    ? status{}
                    : fail(errc::busy, "pages that cannot move keep the node above its budget");
