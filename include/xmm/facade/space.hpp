@@ -113,7 +113,7 @@ public:
     // ---- hints and copies
 
     // gmadvise: see placement/advise.hpp for what each hint does. will_need returns when the pages are there, as
-    // far as they fit and may move: a hint is no promise; make_resident is.
+    // far as they fit and may move: a hint is no promise; make_resident is. unsupported: a pin on memory of a heap.
     status advise(node_id node, void* pointer, std::size_t bytes, advice what) noexcept {
         result<place> to = state_->check_place(node);
         result<va_range> range = check_advice(pointer, bytes, what);
@@ -348,7 +348,12 @@ private:
         if (static_cast<unsigned>(what) > static_cast<unsigned>(advice::unpin)) {
             return fail(errc::invalid_argument, "no such advice");
         }
-        return state_->check_range(pointer, bytes);
+        result<va_range> range = state_->check_range(pointer, bytes);
+        // The frames of a heap never move, and what is there is another block's after a free: no pin would end.
+        if (range && (what == advice::pin || what == advice::unpin) && state_->is_of_heap(*range)) {
+            return fail(errc::unsupported, "memory of a heap stays on its node: it takes no pins");
+        }
+        return range;
     }
     status check_copy(const void* to, const void* from, std::size_t bytes) noexcept {
         if (status alive = state_->check_alive(); !alive) {
