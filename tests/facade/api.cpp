@@ -59,6 +59,24 @@ TEST_CASE("api: in a forked child without a space the gm* functions answer: fork
     CHECK(gmunmap(*where));
 }
 
+TEST_CASE("api: a space has a device - none asked for is one and a message") {
+    if (!is_fresh_process()) {
+        const char* before = std::getenv("XMM_CONF");
+        const std::string kept = before != nullptr ? before : "";
+        ::setenv("XMM_CONF", "cuda:off,soft_devices:0", 1);
+        const ending how = in_fresh_process();
+        ::setenv("XMM_CONF", kept.c_str(), 1);
+        CAPTURE(how.text);
+        CHECK(!how.is_crash());
+        CHECK(how.says("XMM_CONF: soft_devices:0: expected a number from 1 to 8"));
+        return;
+    }
+    auto where = gmmap(2_MiB);
+    REQUIRE(where);
+    CHECK(default_space().devices().size() == 1);
+    CHECK(gmunmap(*where));
+}
+
 TEST_CASE("api: that there was no default space once is forgotten") {
     if (!is_fresh_process()) {
         const ending how = in_fresh_process();

@@ -143,7 +143,7 @@ private:
         one.bytes = set.bytes("soft_bytes", std::min(most, host_bytes / 4));
         one.bytes = std::max(align_down(one.bytes, page_bytes), 8 * page_bytes);
         one.link_in_bytes_per_second = one.link_out_bytes_per_second = set.bytes("soft_link", 0);
-        return std::vector<soft::device_options>(set.number("soft_devices", 1, 0, 8), one);
+        return std::vector<soft::device_options>(set.number("soft_devices", 1, 1, 8), one);
     }
 
     std::mutex order_;  // one maker; taken before all ranked locks
