@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // frame_record.hpp - a frame as mapping keeps it: what it backs and where it stands in its lists.
 //
-// Model    A record is in its node's pool (owner empty), or backs a granule and stands on its node's
-//          active list, or is in the hands of one thread between the two.
+// Model    A record is in its node's pool (owner empty), or backs a granule and stands on its node's active list, or
+//          is in the hands of one thread between the two. A heap's stands on no list: it backs a granule of the heap's
+//          arena, or nothing: then it is idle, or lent, which is to say still mapped where it was.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct frame_record {
     frame backing;          // (C)  but for `zeroed`: (P)
     std::uint8_t slot = 0;  // (C)  its node's slot in the space
     bool is_host = false;   // (C)
-    // (P)  the granule it backs; null in the pool. Constant on a list: there L suffices to read it.
+    // (P)  the granule it backs; null in the pool, and in a heap's hands. Constant on a list: there L suffices to read it.
     granule* owner = nullptr;
     list_link link;  // (L)  place on the active list, or in the pool
 };
