@@ -2,8 +2,8 @@
 // frame_record.hpp - a frame as mapping keeps it: what it backs and where it stands in its lists.
 //
 // Model    A record is in its node's pool (owner empty), or backs a granule and stands on its node's active list, or
-//          is in the hands of one thread between the two. A heap's stands on no list: it backs a granule of the heap's
-//          arena, or nothing: then it is idle, or lent, which is to say still mapped where it was.
+//          is in the hands of one thread between the two. A heap's stands on no list, and backs a granule of the heap's
+//          arena; one that was lent backs the borrower, and is still mapped where it was before.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct frame_record {
     frame backing;          // (C)  but for `zeroed`: (P)
     std::uint8_t slot = 0;  // (C)  its node's slot in the space
     bool is_host = false;   // (C)
-    // (P)  the granule it backs; null in the pool, and in a heap's hands. Constant on a list: there L suffices to read it.
+    // (P)  the granule it backs; null in the pool. Constant on a list: there L suffices to read it.
     granule* owner = nullptr;
     list_link link;  // (L)  place on the active list, or in the pool
 };
