@@ -6,7 +6,8 @@
 //          host's memory, at most 1 GiB), soft_link (bytes a second, 0 = unlimited). One driver a process, shared
 //          by all spaces and shared objects.
 // Threads  Any; made once.
-// Failure  In a forked child nothing is made. A CUDA driver that is there but cannot be used costs one line on stderr, then it is as if it were not.
+// Failure  In a forked child nothing is made. A CUDA driver that is there but cannot be used costs one line on stderr,
+//          then it is as if it were not. A failure of the software devices is not kept.
 #pragma once
 
 #include <algorithm>

@@ -92,8 +92,8 @@ public:
     [[nodiscard]] bool contains(const void* pointer) const noexcept {
         return state_->core.find(to_address(pointer)) != nullptr;
     }
-    // The node that has the data of that address; no_node if it was never touched. Where a driver owns the pages (CUDA's
-    // mode `managed`), the node where it was placed last.
+    // The node that has the data of that address; no_node if it was never touched. Where a driver owns the
+    // pages (CUDA's mode `managed`), the node where it was placed last.
     [[nodiscard]] result<node_id> residency_of(const void* pointer) const noexcept {
         if (status alive = state_->check_alive(); !alive) {
             return alive;
