@@ -4,11 +4,11 @@
 #include <xmm/xmm.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include <fcntl.h>
@@ -47,7 +47,7 @@ public:
     // Only devices are listed; hosts are described, and get frames and mappings, all the same.
     std::span<const xmm::node_id> nodes() noexcept { return ids_; }
     xmm::result<xmm::node_description> describe(xmm::node_id node) noexcept {
-        if (node == xmm::no_node) {
+        if (!is_device(node) && node != xmm::any_host && !xmm::machine_topology().is_host(node)) {
             return fail(errc::unknown_node, "not a node of this driver");
         }
         xmm::node_description about;
@@ -58,17 +58,21 @@ public:
         return about;
     }
 
-    // Addresses: propose some, or agree to those of another driver; each only once.
+    // Addresses: propose some, or agree to those of another driver; each only once. What needs memory of the program's
+    // own says so where there is none, and changes nothing then.
     xmm::result<xmm::va_range> va_examine(xmm::va_range wanted, std::size_t alignment) noexcept {
         if (wanted.begin != 0) {
+            if (wanted.begin % alignment != 0) {
+                return fail(errc::unsupported, "these addresses are not aligned as asked");
+            }
             std::lock_guard guard{lock_};
             for (const claim& other : claims_) {
                 if (other.range.overlaps(wanted)) {
                     return fail(errc::busy, "these addresses are claimed");
                 }
             }
-            claims_.push_back({wanted, false});
-            return wanted;
+            const auto kept = or_no_memory([&] { claims_.push_back({wanted, false}); });
+            return kept ? xmm::result<xmm::va_range>{wanted} : kept;
         }
         void* at = ::mmap(nullptr, wanted.bytes + alignment, PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -84,7 +88,10 @@ public:
             ::munmap(xmm::to_pointer(range.end()), all.end() - range.end());
         }
         std::lock_guard guard{lock_};
-        claims_.push_back({range, true});
+        if (auto kept = or_no_memory([&] { claims_.push_back({range, true}); }); !kept) {
+            ::munmap(xmm::to_pointer(range.begin), range.bytes);
+            return kept;
+        }
         return range;
     }
     void va_release(xmm::va_range range) noexcept {
@@ -97,35 +104,54 @@ public:
         claims_.erase(gone);
     }
 
-    // Queues: work is over when a call returns, so every ticket is reached. Tickets of a queue only grow.
+    // Queues: work is over when a call returns, so every ticket is reached. Tickets of a queue only grow. Queues of
+    // other drivers, and those that are gone, are refused.
     xmm::result<xmm::queue_id> queue_create(xmm::node_id node, xmm::queue_priority) noexcept {
         if (!is_device(node)) {
             return fail(errc::unknown_node, "a queue belongs to a device");
         }
-        return xmm::queue_id{xmm::registry::next_number(xmm::number_kind::queue)};
+        const xmm::queue_id id{xmm::registry::next_number(xmm::number_kind::queue)};
+        std::lock_guard guard{lock_};
+        const auto kept = or_no_memory([&] { queues_[id.value] = true; });
+        return kept ? xmm::result<xmm::queue_id>{id} : kept;
     }
-    void queue_destroy(xmm::queue_id) noexcept {}
+    void queue_destroy(xmm::queue_id queue) noexcept {
+        std::lock_guard guard{lock_};
+        queues_.find(queue.value)->second = false;
+    }
     xmm::result<xmm::ticket> memcpy(xmm::queue_id queue,
                                     std::span<const xmm::piece> pieces) noexcept {
-        for (const xmm::piece& one : pieces) {
+        auto done = record(queue);
+        for (const xmm::piece& one : done ? pieces : std::span<const xmm::piece>{}) {
             std::memcpy(xmm::to_pointer(one.to.begin), xmm::to_pointer(one.from.begin),
                         one.to.bytes);
         }
-        return record(queue);
+        return done;
     }
     xmm::result<xmm::ticket> zero(xmm::queue_id queue,
                                   std::span<const xmm::va_range> ranges) noexcept {
-        for (const xmm::va_range& one : ranges) {
+        auto done = record(queue);
+        for (const xmm::va_range& one : done ? ranges : std::span<const xmm::va_range>{}) {
             std::memset(xmm::to_pointer(one.begin), 0, one.bytes);
         }
-        return record(queue);
+        return done;
     }
     bool is_done(xmm::ticket) noexcept { return true; }
     xmm::status wait(xmm::ticket) noexcept { return {}; }
     xmm::result<xmm::ticket> record(xmm::queue_id queue) noexcept {
+        std::lock_guard guard{lock_};
+        const auto found = queues_.find(queue.value);
+        if (found == queues_.end() || !found->second) {
+            return fail(errc::invalid_argument, "no queue of this driver");
+        }
         return xmm::ticket{queue, ++last_ticket_};
     }
-    xmm::status make_wait(xmm::queue_id, xmm::ticket) noexcept { return {}; }
+    xmm::status make_wait(xmm::queue_id, xmm::ticket point) noexcept {
+        std::lock_guard guard{lock_};
+        return point.value == 0 || queues_.count(point.queue.value) != 0
+                   ? xmm::status{}
+                   : fail(errc::invalid_argument, "a ticket of another driver");
+    }
 
     // Frames: stretches of the file; a hole reads as zero again.
     xmm::result<xmm::frame> frame_create(xmm::node_id node, std::size_t bytes) noexcept {
@@ -154,7 +180,9 @@ public:
         for (std::size_t done = 0; done < runs.size(); ++done) {
             const xmm::run& one = runs[done];
             if (is_device(node)) {
-                table_[one.va.begin] = one;
+                if (auto kept = or_no_memory([&] { table_[one.va.begin] = one; }); !kept) {
+                    return {done, kept};
+                }
             } else if (::mmap(xmm::to_pointer(one.va.begin), one.va.bytes,
                               xmm::has_write(one.who) ? PROT_READ | PROT_WRITE : PROT_READ,
                               MAP_SHARED | MAP_FIXED, file_,
@@ -198,6 +226,17 @@ private:
 
     bool is_device(xmm::node_id node) const noexcept { return node == ids_[0]; }
 
+    // Nothing throws out of a backend.
+    template <class Fn>
+    static xmm::status or_no_memory(Fn&& grow) noexcept {
+        try {
+            grow();
+            return {};
+        } catch (const std::bad_alloc&) {
+            return fail(errc::no_memory, "the host has no memory for a record");
+        }
+    }
+
     struct claim {
         xmm::va_range range;
         bool is_ours;  // to unmap
@@ -208,11 +247,12 @@ private:
     int file_ = -1;
     std::byte* standing_ = nullptr;
     std::mutex lock_;
-    std::map<xmm::address, xmm::run> table_;  // guarded by lock_, as the two below
+    std::map<xmm::address, xmm::run> table_;  // guarded by lock_, as all below
     std::size_t used_ = 0;
     std::size_t next_ = 0;
-    std::vector<claim> claims_;  // as well
-    std::atomic<std::uint64_t> last_ticket_{0};
+    std::vector<claim> claims_;
+    std::map<std::uint32_t, bool> queues_;  // all that were ever made: whether they are there still
+    std::uint64_t last_ticket_ = 0;
 };
 
 static_assert(xmm::backend<driver>);

@@ -14,7 +14,17 @@
 #include <xmm/soft.hpp>
 #endif
 
+#if defined(EXPECT_JEMALLOC)
+#include <xmm/resources/jemalloc_table.hpp>
+#endif
+
 int main() {
+#if defined(EXPECT_JEMALLOC)
+    if (xmm::jemalloc_table::find() == nullptr) {
+        std::printf("the private jemalloc is not linked in\n");
+        return 1;
+    }
+#endif
 #if __has_include(<xmm/os/topology.hpp>)
     // Needs hwloc at link time, as every user does.
     if (auto here = xmm::topology::discover(); !here) {

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """What ./dev refuses before it builds anything."""
+import os
 import pathlib
+import shutil
 import subprocess
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -19,3 +22,17 @@ refused("no command named bogus", "bogus")
 refused("no sanitizer named bogus", "sanitize", "bogus")
 refused("no sanitizer named tests", "sanitize", "tests", "address")
 print("dev: unknown words are refused")
+
+with tempfile.TemporaryDirectory() as folder:
+    shutil.copy(ROOT / "dev", folder)
+    header = pathlib.Path(folder) / "include" / "one.hpp"
+    for name in ("include", "backends", "tests", "examples", "benchmarks", "tools", "frameworks"):
+        (pathlib.Path(folder) / name).mkdir()
+    for columns, has_passed in ((120, True), (121, False)):
+        header.write_text("// fits\n// ".ljust(columns + 8, "x") + "\n", encoding="ascii")
+        # Whatever lays out the code, this is about what it leaves alone.
+        done = subprocess.run([header.parents[1] / "dev", "format", "--check", "--no-install"],
+                              env={**os.environ, "CLANG_FORMAT": "true"}, capture_output=True, text=True, timeout=60)
+        if (done.returncode == 0) != has_passed or ("include/one.hpp:2:" in done.stderr) == has_passed:
+            raise SystemExit(f"a comment of {columns} columns: exit status {done.returncode}\n{done.stderr}")
+print("dev: comments past 120 columns are refused")

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs the library into a folder and builds a user of it there: by pkg-config or by CMake.
 
-install.py COMPILER pkg-config|cmake
+install.py COMPILER pkg-config|cmake [ARCHIVE]
 
+ARCHIVE is the private jemalloc of the build that runs this: to build another one takes too long.
 The installed tree is moved before CMake uses it, and nothing of the source tree is on any path.
 """
 import os
@@ -22,6 +23,12 @@ find_package(xmm {version} REQUIRED)
 find_package(xmm REQUIRED)  # a second time, as in a project of several folders
 add_executable(consumer consumer.cpp)
 target_link_libraries(consumer PRIVATE xmm::xmm)
+if({expects_jemalloc})
+  target_link_libraries(consumer PRIVATE xmm::jemalloc)
+  target_compile_definitions(consumer PRIVATE EXPECT_JEMALLOC)
+elseif(TARGET xmm::jemalloc)
+  message(FATAL_ERROR "a jemalloc that was not installed")
+endif()
 target_compile_definitions(consumer PRIVATE {definitions})
 """
 
@@ -94,31 +101,47 @@ def by_c(work, prefix):
     check_output(tree.must([work / "consumer_c"]))
 
 
-def by_cmake(work, prefix, compiler):
+def write_cmake_project(work, version, expects_jemalloc=False):
+    (work / "CMakeLists.txt").write_text(CMAKE_PROJECT.format(
+        version=version, definitions="EXPECT_SOFT" if has_soft() else "",
+        expects_jemalloc="TRUE" if expects_jemalloc else "FALSE"), encoding="utf-8")
+
+
+def by_cmake(work, prefix, compiler, jemalloc=None):
     if shutil.which("cmake") is None:
         tree.skip("cmake is not installed")
     moved = prefix.rename(work / "moved")
     version = version_of_headers()
-    (work / "CMakeLists.txt").write_text(CMAKE_PROJECT.format(
-        version=version, definitions="EXPECT_SOFT" if has_soft() else ""), encoding="utf-8")
+    write_cmake_project(work, version)
     configure = ["cmake", "-S", work, "-B", work / "cmake", "-G", "Ninja", f"-DCMAKE_CXX_COMPILER={compiler}",
                  f"-DCMAKE_PREFIX_PATH={moved}"]
     tree.must(configure)
     tree.must(["cmake", "--build", work / "cmake"])
     check_output(tree.must([work / "cmake" / "consumer"]))
+    if jemalloc is None:
+        print("there is no private jemalloc here: its target was not tried")
+    else:
+        config = moved / "share/cmake/xmm/xmmConfig.cmake"
+        place = re.search(r'LIST_DIR}/([^"]*/libxmm-jemalloc.a)"', config.read_text(encoding="utf-8")).group(1)
+        archive = pathlib.Path(os.path.normpath(config.parent / place))
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(jemalloc, archive)
+        write_cmake_project(work, version, expects_jemalloc=True)
+        tree.must([*configure, "--fresh"])
+        tree.must(["cmake", "--build", work / "cmake"])
+        check_output(tree.must([work / "cmake" / "consumer"]))
     # A series of the future must be refused: versions 0.x promise nothing to each other.
-    (work / "CMakeLists.txt").write_text(CMAKE_PROJECT.format(
-        version="0.999", definitions=""), encoding="utf-8")
+    write_cmake_project(work, "0.999")
     if tree.run([*configure, "--fresh"]).returncode == 0:
         sys.exit("find_package(xmm 0.999) was satisfied")
 
 
-def main(compiler, how):
+def main(compiler, how, *jemalloc):
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         shutil.copy(tree.ROOT / "tests/build/consumer.cpp", work)
         prefix = installed(work, compiler, "disabled" if how == "cmake" else "enabled")
-        (by_cmake if how == "cmake" else by_pkg_config)(work, prefix, compiler)
+        (by_cmake if how == "cmake" else by_pkg_config)(work, prefix, compiler, *jemalloc)
     return 0
 
 

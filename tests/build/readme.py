@@ -22,7 +22,8 @@ def main(compiler):
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "example.cpp"
         source.write_text(block.group(1), encoding="utf-8")
-        tree.must([compiler, *tree.WARNINGS, "-O1", "-pthread", "-I", tree.INCLUDE,
+        # -Wshadow: users compile the headers with it, too.
+        tree.must([compiler, *tree.WARNINGS, "-Wshadow", "-O1", "-pthread", "-I", tree.INCLUDE,
                    *tree.flags_of_hwloc("--cflags"), source, *tree.flags_of_hwloc("--libs"),
                    "-o", source.with_suffix("")])
         print(tree.must([source.with_suffix("")], timeout=60))

@@ -93,6 +93,7 @@ void check_description() {
     CHECK(t.about.largest_frame_bytes <= largest_frame_bytes);
     CHECK(t.about.granule_bytes % page_bytes == 0);
     CHECK(t.b.describe(no_node).code() == errc::unknown_node);
+    CHECK(t.b.describe(node_id{INT32_MAX}).code() == errc::unknown_node);
     CHECK((!t.about.able.has(ability::device_faults) || t.b.has_device_faults()));
     CHECK((!t.about.able.has(ability::host_calls) || t.b.has_host_calls()));
     CHECK((!t.about.able.has(ability::cpu_coherent) || !t.b.has_frames()));
@@ -117,6 +118,8 @@ void check_va_examine() {
     CHECK_FALSE(other->overlaps(*range));
     t.b.va_release(*other);
     t.b.va_release(*range);
+    // Addresses of another backend's, aligned to less than the region needs.
+    CHECK_FALSE(t.b.va_examine({range->begin + page_bytes, page_bytes}, alignment));
 }
 
 template <class F>
@@ -245,7 +248,16 @@ void check_queues() {
             other, [](void* context) noexcept { ++*static_cast<int*>(context); }, &calls));
         CHECK(calls == 1);
     }
+    CHECK(t.b.record(other));
     t.b.queue_destroy(other);
+    CHECK(t.b.is_done(*nothing));
+    // Whose queue it is must be found out by asking.
+    const queue_id strangers{0xffffff01};
+    CHECK(t.b.record(other).code() == errc::invalid_argument);
+    CHECK(t.b.record(strangers).code() == errc::invalid_argument);
+    CHECK(t.b.record({}).code() == errc::invalid_argument);
+    CHECK(t.b.is_done({strangers, 1}));
+    CHECK(t.b.make_wait(t.queue, {strangers, 1}).code == errc::invalid_argument);
     CHECK(t.b.queue_create(no_node, queue_priority::normal).code() == errc::unknown_node);
 }
 

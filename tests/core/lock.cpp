@@ -43,6 +43,7 @@ TEST_CASE("lock: ranks have names") {
     CHECK(std::string{name_of(lock_rank::extent_heap)} == "extent_heap");
     CHECK(std::string{name_of(lock_rank::gate)} == "gate");
     CHECK(std::string{name_of(lock_rank::page)} == "page");
+    CHECK(std::string{name_of(lock_rank::frame_keepers)} == "frame_keepers");
     CHECK(std::string{name_of(lock_rank::ledger)} == "ledger");
     CHECK(std::string{name_of(lock_rank::leaf)} == "leaf");
 }

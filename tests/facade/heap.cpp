@@ -461,7 +461,7 @@ TEST_CASE("heap: hints leave the frames of its blocks alone") {
     heap_rig r;
     auto* block = r.make<std::uint64_t>(4_MiB);
     const page_list& active = r.of().state().core.find_node(r.device())->active;
-    for (const advice one : {advice::cold, advice::will_need, advice::pin, advice::unpin}) {
+    for (const advice one : {advice::cold, advice::will_need, advice::preferred}) {
         CAPTURE(name_of(one));
         CHECK(r.of().advise(r.device(), block, 4_MiB, one));
         CHECK(active.count() == 0);
@@ -509,4 +509,23 @@ TEST_CASE("heap: frames move within a queue while its work runs, and nobody wait
     CHECK(r.heap().deallocate(between));
     CHECK(r.heap().trim() > 0);
     CHECK(r.heap_bytes() == 0);
+}
+
+TEST_CASE("heap: its memory takes no pins - they would outlive the block") {
+    heap_rig r;
+    auto* block = r.make<std::uint64_t>(2_MiB);
+    for (const node_id where : {r.device(), any_host}) {
+        CHECK(r.of().advise(where, block, 8, advice::pin).code == errc::unsupported);
+        CHECK(r.of().advise(where, block, 8, advice::unpin).code == errc::unsupported);
+        CHECK(r.of().advise_async(where, block, 8, advice::pin).code() == errc::unsupported);
+    }
+    CHECK(r.pins(block) == 0);
+    CHECK(r.of().advise(r.device(), block, 8, advice::will_need));
+    CHECK(r.heap().deallocate(block, r.line().id()));
+    auto* in_its_place = r.make<std::uint64_t>(2_MiB);
+    CHECK(r.pins(in_its_place) == 0);
+    CHECK(r.heap().deallocate(in_its_place, r.line().id()));
+    auto* plain = r.map(2_MiB);
+    CHECK(r.of().advise(r.device(), plain, 8, advice::pin));
+    CHECK(r.of().advise(r.device(), plain, 8, advice::unpin));
 }

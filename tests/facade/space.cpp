@@ -633,3 +633,56 @@ TEST_CASE("space: who looks at granules may throw") {
     CHECK_THROWS_AS(r.of().for_each_granule([](const granule_view&) { throw 1; }), int);
     CHECK(r.of().is_valid());
 }
+
+TEST_CASE("space: what one space keeps of a device's memory starves no other") {
+    soft::device_options device = device_of(64_MiB);
+    auto driver = xmm::detail::make_soft_driver({device}, machine_topology());
+    REQUIRE(driver);
+    auto first = space::create_on(**driver);
+    auto second = space::create_on(**driver);
+    REQUIRE((first && second));
+    const node_id there = first->devices()[0];
+    auto all = first->map(64_MiB, {.fixed = there});
+    REQUIRE(all);
+    CHECK(second->map(2_MiB, {.fixed = there}).code() == errc::no_memory);  // in use
+    REQUIRE(first->unmap(*all));
+    CHECK(first->usage(there)->free_frames == 64_MiB);
+    auto some = second->map(2_MiB, {.fixed = there});
+    REQUIRE(some);
+    CHECK(first->usage(there)->free_frames < 64_MiB);
+    // Nor does a lower budget send pages away while others keep free frames.
+    CHECK(second->set_budget(there, 2_MiB));
+    CHECK(first->usage(there)->free_frames == 0);
+    CHECK(second->residency_of(*some).value() == there);
+    CHECK(second->unmap(*some));
+    CHECK(second->set_budget(there, no_budget));
+}
+
+TEST_CASE("space: in a forked child handles wait for nobody and take no lock") {
+    soft::device_options slow = device_of(32_MiB);
+    slow.link_in_bytes_per_second = 16_MiB;
+    rig r{{slow}};
+    auto* data = r.map(8_MiB);
+    fill<std::uint64_t>(data, 8_MiB, 1);
+    auto* held = r.map(2_MiB);
+    auto early = r.of().advise_async(r.device(), data, 8_MiB, advice::will_need);
+    REQUIRE(early);
+    auto access = r.of().access_on_host(held, 2_MiB);
+    REQUIRE(access);
+    ending child;
+    // As if another thread had held the page's lock.
+    CHECK(r.inspect(held, [&](granule&) {
+        child = in_child([&] {
+            std::puts(early->is_done() ? "done" : "under way");
+            early->wait();
+            { host_access gone{std::move(*access)}; }
+            std::puts("all gone");
+        });
+        return true;
+    }));
+    CAPTURE(child.text);
+    CHECK(!child.is_crash());
+    CHECK(child.text == "done\nall gone\n");
+    early->wait();
+    CHECK(r.home(data) == r.device());
+}

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/mapping/frame_pool.hpp>
 
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
+
 #include <doctest/doctest.h>
 
 #include "paper_driver.hpp"
@@ -156,4 +161,86 @@ TEST_CASE("frame_pool: gives everything back when it goes") {
     }
     CHECK(book.used() == 0);
     CHECK(driver.frames.empty());
+}
+
+TEST_CASE("frame_pool: what another pool keeps on the node goes before a request is refused") {
+    pool_rig r{8_MiB};
+    test::paper_driver driver;
+    frame_pool idle;
+    idle.open(backend_ref{driver}, node_id{7}, 0, false, r.book, SIZE_MAX);
+    frame_record* kept[4] = {};
+    for (frame_record*& one : kept) {
+        auto taken = idle.take(2_MiB);
+        REQUIRE(taken);
+        one = *taken;
+    }
+    CHECK(r.pool.take(2_MiB).code() == errc::no_memory);  // they are in use
+    for (frame_record* one : kept) {
+        idle.give_back(*one);
+    }
+    CHECK(idle.free_bytes() == 8_MiB);
+    frame_record* mine = r.take();
+    CHECK(idle.free_bytes() == 6_MiB);  // no more than was needed
+    CHECK(driver.dropped.size() == 1);
+    CHECK(r.book.used() == 8_MiB);
+    // The same where the driver has less than the ledger believes.
+    r.book.set_capacity(64_MiB);
+    r.driver.frames_until_failure = 0;
+    frame_record* second = r.take();
+    CHECK(idle.free_bytes() == 4_MiB);
+    r.pool.give_back(*mine), r.pool.give_back(*second);
+}
+
+TEST_CASE("frame_pool: one that is opened anew or ends is asked no more") {
+    pool_rig r{4_MiB};
+    {
+        test::paper_driver driver;
+        frame_pool other;
+        other.open(backend_ref{driver}, node_id{7}, 0, false, r.book, SIZE_MAX);
+        other.open(backend_ref{driver}, node_id{7}, 1, false, r.book, SIZE_MAX);
+        auto one = other.take(4_MiB);
+        REQUIRE(one);
+        CHECK((*one)->slot == 1);
+        other.give_back(**one);
+    }
+    CHECK(r.book.used() == 0);
+    frame_record* all = r.take(4_MiB);
+    CHECK(r.pool.take(2_MiB).code() == errc::no_memory);
+    r.pool.give_back(*all);
+}
+
+TEST_CASE("frame_pool: pools that starve each other end while they do") {
+    struct locked_driver : test::paper_driver {
+        std::mutex order;
+        result<frame> frame_create(node_id node, std::size_t bytes) noexcept {
+            return with(order, [&] { return paper_driver::frame_create(node, bytes); });
+        }
+        void frame_drop(frame f) noexcept {
+            with(order, [&] { paper_driver::frame_drop(f); });
+        }
+    };
+    ledger book;
+    book.open(4_MiB);
+    std::atomic<int> taken_count{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+        threads.emplace_back([&] {
+            for (int round = 0; round < 300; ++round) {
+                locked_driver driver;  // its frames are dropped by the other threads, too
+                frame_pool pool;
+                pool.open(backend_ref{driver}, node_id{7}, 0, false, book, SIZE_MAX);
+                for (int i = 0; i < 3; ++i) {
+                    if (auto one = pool.take(2_MiB)) {
+                        ++taken_count;
+                        pool.give_back(**one);
+                    }
+                }
+            }
+        });
+    }
+    for (std::thread& one : threads) {
+        one.join();
+    }
+    CHECK(taken_count > 0);
+    CHECK(book.used() == 0);
 }

@@ -139,6 +139,18 @@ const child_case reads_distances{"topology distances", [] {
                                      return 0;
                                  }};
 
+const child_case without_gpu_memory{
+    "topology GPU memory", [] {
+        const topology& found = machine_topology();
+        XMM_EXPECT(found.hosts().size() == 1);
+        XMM_EXPECT(std::string{found.origin()} == "this machine");
+        const std::size_t own = xmm::detail::bytes_of_machine() - (std::size_t{2} << 30);
+        const std::size_t limit = found.limits().cgroup_bytes;
+        XMM_EXPECT(found.hosts()[0].bytes <= own);
+        XMM_EXPECT(found.hosts()[0].bytes > own - os_page_bytes() || limit < own);
+        return 0;
+    }};
+
 const child_case many_devices{"topology many devices", [] {
                                   std::set<int> seen;
                                   std::vector<std::thread> threads;
@@ -197,4 +209,47 @@ TEST_CASE("topology: memory that a machine is still to be given counts") {
     detail::add_memory_to_come(hosts, 10 * page_bytes);  // the nodes know of more than the machine
     CHECK(hosts[0].bytes == 8 * page_bytes);
     detail::add_memory_to_come({}, page_bytes);
+}
+
+TEST_CASE("topology: a GPU's memory is no memory that the hosts are still to be given") {
+    if (xmm::detail::bytes_of_machine() < std::size_t{4} << 30) {
+        MESSAGE("skipped: the machine has less memory than the one described");
+        return;
+    }
+    std::string described = two_far_nodes;
+    const std::string_view node = "<object type=\"NUMANode\" os_index=\"1\"";
+    described.replace(described.find(node), node.size(),
+                      std::string{node} + " subtype=\"GPUMemory\"");
+    std::string path = "/tmp/xmm-topology-XXXXXX";
+    const int file = ::mkstemp(path.data());
+    REQUIRE(file >= 0);
+    REQUIRE(::write(file, described.data(), described.size()) > 0);
+    ::close(file);
+    const auto end =
+        run_child("topology GPU memory", {"HWLOC_XMLFILE=" + path, "HWLOC_THISSYSTEM=1"});
+    ::unlink(path.c_str());
+    CAPTURE(end.errors);
+    CHECK(end.exit_code == 0);
+}
+
+TEST_CASE("topology: hosts share the limit of a cgroup in proportion to their sizes") {
+    result<topology> found = topology::discover("numa:4(memory=3221225472) core:1 pu:1");
+    REQUIRE(found.has_value());
+    std::vector<host_node> hosts{found->hosts().begin(), found->hosts().end()};
+    const auto sum = [&] {
+        std::size_t all = 0;
+        for (const host_node& host : hosts) {
+            all += host.bytes;
+        }
+        return all;
+    };
+    xmm::detail::share_limit(hosts, no_limit);
+    CHECK(sum() == std::size_t{12} << 30);
+    hosts[0].bytes *= 5;
+    xmm::detail::share_limit(hosts, std::size_t{6} << 30);
+    CHECK(sum() <= std::size_t{6} << 30);
+    CHECK(sum() > (std::size_t{6} << 30) - 4 * os_page_bytes());
+    CHECK(hosts[0].bytes / 5 >= hosts[1].bytes);
+    CHECK(hosts[0].bytes / 5 < hosts[1].bytes + 2 * os_page_bytes());
+    xmm::detail::share_limit({}, 1);
 }

@@ -106,12 +106,14 @@ concept vendor = requires(B& b, node_id node, va_range range, queue_id queue, ti
     // Pieces and ranges are read before the call returns.
     { b.memcpy(queue, pieces) } noexcept -> std::same_as<result<ticket>>;
     { b.zero(queue, ranges) } noexcept -> std::same_as<result<ticket>>;
+    // Tickets of other backends, and of queues that are gone, count as reached.
     { b.is_done(point) } noexcept -> std::same_as<bool>;
     { b.wait(point) } noexcept -> std::same_as<status>;
-    { b.record(queue) } noexcept -> std::same_as<result<ticket>>;  // all work submitted so far
-    {
-        b.make_wait(queue, point)
-    } noexcept -> std::same_as<status>;  // later work waits for the point
+    // All work submitted so far. invalid_argument, and nothing else, says that the queue is another backend's or
+    // gone: so the floors above find out whose queue it is that a user names.
+    { b.record(queue) } noexcept -> std::same_as<result<ticket>>;
+    // Later work waits for the point; invalid_argument for another backend's.
+    { b.make_wait(queue, point) } noexcept -> std::same_as<status>;
 };
 
 template <class B>

@@ -42,8 +42,11 @@ enum class lock_rank : std::uint8_t {
     // guards: the active list of one node
     // may: relink                                  may not: anything else (a victim's page is try-locked)
     page_list,
-    // guards: the free frames of one node
-    // may: create and drop a frame                 may not: reclaim
+    // guards: which pools of the process keep free frames of one node
+    // may: drop a free frame of theirs             may not: reclaim, wait for a transfer
+    frame_keepers,
+    // guards: the free frames of one pool
+    // may: relink                                  may not: anything else (frames are made and dropped without it)
     frame_pool,
     // guards: a backend's queue, page table or frame table
     // may: call the driver                         may not: call back into xmm
@@ -58,8 +61,8 @@ enum class lock_rank : std::uint8_t {
 
 [[nodiscard]] constexpr const char* name_of(lock_rank rank) noexcept {
     constexpr const char* names[] = {
-        "extent_hooks", "extent_heap", "device_frames", "address_space", "gate",   "tree",
-        "page",         "page_list",   "frame_pool",    "backend_queue", "ledger", "leaf"};
+        "extent_hooks", "extent_heap",   "device_frames", "address_space", "gate",   "tree", "page",
+        "page_list",    "frame_keepers", "frame_pool",    "backend_queue", "ledger", "leaf"};
     return names[static_cast<unsigned>(rank)];
 }
 

@@ -59,8 +59,8 @@ struct [[nodiscard]] status {
 template <class T>
 class [[nodiscard]] result {
 public:
-    result(T value) noexcept(std::is_nothrow_move_constructible_v<T>) : has_value_{true} {
-        ::new (static_cast<void*>(&value_)) T(std::move(value));
+    result(T made) noexcept(std::is_nothrow_move_constructible_v<T>) : has_value_{true} {
+        ::new (static_cast<void*>(&value_)) T(std::move(made));
     }
     result(status failure) noexcept : failure_{failure} {
         XMM_ASSERT(!failure.is_ok(), "a result without a value needs a failure");

@@ -6,11 +6,14 @@
 //          host's memory, at most 1 GiB), soft_link (bytes a second, 0 = unlimited). One driver a process, shared
 //          by all spaces and shared objects.
 // Threads  Any; made once.
-// Failure  A CUDA driver that is there but cannot be used costs one line on stderr, then it is as if it were not.
+// Failure  In a forked child nothing is made. A CUDA driver that is there but cannot be used costs one line on stderr,
+//          then it is as if it were not. A failure of the software devices is not kept.
 #pragma once
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <vector>
 
 #include <xmm/concepts/backend_table.hpp>
@@ -95,18 +98,37 @@ inline result<std::unique_ptr<soft::driver>> make_soft_driver(
 
 class default_soft_devices {
 public:
-    static constexpr const char* registry_key = "default_soft_devices/1";
+    static constexpr const char* registry_key = "default_soft_devices/2";
 
-    default_soft_devices() noexcept : driver_{make()} {}
+    // A failure is not kept: the next call tries again.
     [[nodiscard]] result<soft::driver*> driver() noexcept {
-        return driver_ ? result<soft::driver*>{driver_->get()}
-                       : result<soft::driver*>{driver_.error()};
+        std::lock_guard guard{order_};
+        if (driver_ == nullptr) {
+            result<std::unique_ptr<soft::driver>> made = make();
+            if (!made) {
+                return made.error();
+            }
+            driver_ = std::move(*made);
+        }
+        return driver_.get();
     }
 
 private:
     static result<std::unique_ptr<soft::driver>> make() noexcept {
         try {
-            return make_soft_driver(from_conf(), machine_topology());
+            auto made = make_soft_driver(from_conf(), machine_topology());
+            // A driver whose memory was refused stays without.
+            for (const host_node& host : machine_topology().hosts()) {
+                if (status usable = made ? (*made)->describe(host.id).error() : status{}; !usable) {
+                    return usable;
+                }
+            }
+            for (node_id device : made ? (*made)->nodes() : std::span<const node_id>{}) {
+                if (status usable = (*made)->describe(device).error(); !usable) {
+                    return usable;
+                }
+            }
+            return made;
         } catch (const std::bad_alloc&) {
             return fail(errc::no_memory, "the host has no memory for the default devices");
         }
@@ -122,10 +144,11 @@ private:
         one.bytes = set.bytes("soft_bytes", std::min(most, host_bytes / 4));
         one.bytes = std::max(align_down(one.bytes, page_bytes), 8 * page_bytes);
         one.link_in_bytes_per_second = one.link_out_bytes_per_second = set.bytes("soft_link", 0);
-        return std::vector<soft::device_options>(set.number("soft_devices", 1, 0, 8), one);
+        return std::vector<soft::device_options>(set.number("soft_devices", 1, 1, 8), one);
     }
 
-    result<std::unique_ptr<soft::driver>> driver_;
+    std::mutex order_;  // one maker; taken before all ranked locks
+    std::unique_ptr<soft::driver> driver_;
 };
 
 #if XMM_HAS_CUDA
@@ -215,6 +238,10 @@ private:
 
 // The driver, kept by the process, of a space that names none.
 inline result<backend_ref> default_driver(device_kind wanted) noexcept {
+    // Before any lock, which a thread of the parent's may have held.
+    if (registry::is_forked_child()) {
+        return fail(errc::forked, "a forked child cannot use its parent's devices");
+    }
 #if XMM_HAS_CUDA
     if (wanted != device_kind::soft) {
         result<backend_ref> found = registry::object<default_cuda_devices>().driver();

@@ -2,12 +2,15 @@
 // handles.hpp - what calls on a space leave in the caller's hands: work under way, pages held for the host.
 //
 // Threads  One thread a handle; completion may be shared.
+// Failure  In a forked child, where neither the workers nor the locks are to be had, a completion counts as done and
+//          the end of an access does nothing.
 #pragma once
 
 #include <memory>
 #include <utility>
 
 #include <xmm/facade/space_state.hpp>
+#include <xmm/os/registry.hpp>
 
 namespace xmm {
 
@@ -16,14 +19,17 @@ class completion {
 public:
     completion() = default;
     explicit completion(std::shared_ptr<prefetch_job> job) noexcept : job_{std::move(job)} {}
-    [[nodiscard]] bool is_done() const noexcept { return job_ == nullptr || job_->is_done(); }
+    [[nodiscard]] bool is_done() const noexcept { return !is_open() || job_->is_done(); }
     void wait() const noexcept {
-        if (job_ != nullptr) {
+        if (is_open()) {
             job_->wait();
         }
     }
 
 private:
+    [[nodiscard]] bool is_open() const noexcept {
+        return job_ != nullptr && !registry::is_forked_child();
+    }
     std::shared_ptr<prefetch_job> job_;
 };
 
@@ -39,7 +45,7 @@ public:
     host_access& operator=(const host_access&) = delete;
     host_access& operator=(host_access&&) = delete;
     ~host_access() {
-        if (state_ != nullptr) {
+        if (state_ != nullptr && !registry::is_forked_child()) {
             state_->engine.hints.release_hold(range_);
         }
     }

@@ -93,8 +93,8 @@ public:
     [[nodiscard]] bool contains(const void* pointer) const noexcept {
         return state_->core.find(to_address(pointer)) != nullptr;
     }
-    // The node that has the data of that address; no_node if it was never touched. Where a driver owns the pages (CUDA's
-    // mode `managed`), the node where it was placed last.
+    // The node that has the data of that address; no_node if it was never touched. Where a driver owns the
+    // pages (CUDA's mode `managed`), the node where it was placed last.
     [[nodiscard]] result<node_id> residency_of(const void* pointer) const noexcept {
         if (status alive = state_->check_alive(); !alive) {
             return alive;
@@ -114,7 +114,7 @@ public:
     // ---- hints and copies
 
     // gmadvise: see placement/advise.hpp for what each hint does. will_need returns when the pages are there, as
-    // far as they fit and may move: a hint is no promise; make_resident is.
+    // far as they fit and may move: a hint is no promise; make_resident is. unsupported: a pin on memory of a heap.
     status advise(node_id node, void* pointer, std::size_t bytes, advice what) noexcept {
         result<place> to = state_->check_place(node);
         result<va_range> range = check_advice(pointer, bytes, what);
@@ -203,14 +203,18 @@ public:
         return found ? result<node_description>{(*found)->about}
                      : result<node_description>{found.error()};
     }
-    // What xmm may hold on a node, in this process: bytes, or no_budget for all there is. Lowering it demotes pages at once; busy: pinned or
-    // used pages keep the node above it for now.
+    // What xmm may hold on a node, in this process: bytes, or no_budget for all there is. Lowering it drops free
+    // frames of all spaces and demotes pages of this one at once; busy: pinned or used pages, or those of other spaces,
+    // keep the node above it for now.
     status set_budget(node_id id, std::size_t bytes) noexcept {
         result<xmm::node*> found = state_->check_node(id);
         if (!found) {
             return found.error();
         }
-        (*found)->book->set_budget(bytes);
+        ledger& book = *(*found)->book;
+        book.set_budget(bytes);
+        while (book.used() > book.limit() && book.drop_free_frame()) {
+        }
         return state_->engine.frames.shrink_to_limit(**found)
                    ? status{}
                    : fail(errc::busy, "pages that cannot move keep the node above its budget");
@@ -345,7 +349,12 @@ private:
         if (static_cast<unsigned>(what) > static_cast<unsigned>(advice::unpin)) {
             return fail(errc::invalid_argument, "no such advice");
         }
-        return state_->check_range(pointer, bytes);
+        result<va_range> range = state_->check_range(pointer, bytes);
+        // The frames of a heap never move, and what is there is another block's after a free: no pin would end.
+        if (range && (what == advice::pin || what == advice::unpin) && state_->is_of_heap(*range)) {
+            return fail(errc::unsupported, "memory of a heap stays on its node: it takes no pins");
+        }
+        return range;
     }
     status check_copy(const void* to, const void* from, std::size_t bytes) noexcept {
         if (status alive = state_->check_alive(); !alive) {

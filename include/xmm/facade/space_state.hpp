@@ -6,6 +6,7 @@
 // Threads  As its parts.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -80,6 +81,22 @@ public:
                         "the range, or part of it, belongs to no region of this space");
         }
         return range;
+    }
+    // Whether some of a range belongs to a heap.
+    [[nodiscard]] bool is_of_heap(va_range range) noexcept {
+        for (address at = range.begin; at < range.end();) {
+            granule* page = core.find(at);
+            address after = at + page_bytes;
+            if (page != nullptr) {
+                std::lock_guard guard{page->lock};
+                if (page->is_arena) {
+                    return true;
+                }
+                after = std::max(after, page->va.end());
+            }
+            at = after;
+        }
+        return false;
     }
     // One side of a copy: unified as a whole, or plain as a whole and mapped in this process.
     [[nodiscard]] status check_side(va_range range) noexcept {

@@ -2,8 +2,8 @@
 // frame_pool.hpp - the physical frames of one node that back nothing at the moment.
 //
 // Model    A frame freed is kept for the next request of its size, up to `kept_bytes`; a request that the
-//          ledger refuses drops frames of other sizes first. Creation is charged to the node's ledger
-//          before the driver is asked.
+//          ledger or the driver refuses drops frames of other sizes first, then those that other pools of the
+//          process keep on the node. Creation is charged to the node's ledger before the driver is asked.
 // Threads  Any. One lock, rank frame_pool, guards the list; it is not held while the driver creates or drops a
 //          frame, so that several threads may do so at once.
 // Failure  take() is all or nothing; it never reclaims: the caller does, and tries again.
@@ -17,22 +17,24 @@
 
 namespace xmm {
 
-class frame_pool {
+class frame_pool final : private frame_keeper {
 public:
     frame_pool() = default;
     frame_pool(const frame_pool&) = delete;
     frame_pool& operator=(const frame_pool&) = delete;
-    ~frame_pool() { trim(0); }
+    ~frame_pool() { close(); }
 
-    // Before any other call.
+    // Before any other call; again only if nobody took a frame.
     void open(backend_ref driver, node_id node, std::uint8_t slot, bool is_host, ledger& book,
               std::size_t kept_bytes) noexcept {
+        close();
         driver_ = driver;
         node_ = node;
         slot_ = slot;
         is_host_ = is_host;
         book_ = &book;
         kept_bytes_ = kept_bytes;
+        book.add_keeper(*this);
     }
 
     [[nodiscard]] result<frame_record*> take(std::size_t bytes) noexcept {
@@ -40,7 +42,7 @@ public:
             return kept;
         }
         while (!book_->try_reserve(bytes)) {
-            if (!drop_oldest()) {
+            if (!drop_any()) {
                 return fail(errc::no_memory, "the node's budget is used up");
             }
         }
@@ -75,6 +77,12 @@ public:
     }
 
 private:
+    void close() noexcept {
+        if (book_ != nullptr) {
+            book_->remove_keeper(*this);  // first: from now on we drop them alone
+            trim(0);
+        }
+    }
     frame_record* take_kept_locked(std::size_t bytes) noexcept {
         // The last one: freed latest, its contents nearest to the caches.
         frame_record* kept =
@@ -93,7 +101,7 @@ private:
             return fail(errc::no_memory, "the host has no memory for a frame's record");
         }
         result<frame> made = driver_.frame_create(node_, bytes);
-        while (!made && made.code() == errc::no_memory && drop_oldest()) {
+        while (!made && made.code() == errc::no_memory && drop_any()) {
             // The driver has less than the ledger believed: others hold memory unseen.
             result<frame> again = driver_.frame_create(node_, bytes);
             if (again) {
@@ -115,7 +123,9 @@ private:
         record.link = {};
         return &record;
     }
-    bool drop_oldest() noexcept {
+    // A free frame of ours, or else of some other pool on this node.
+    bool drop_any() noexcept { return drop_oldest() || book_->drop_free_frame(); }
+    bool drop_oldest() noexcept override {
         frame_record* oldest = with(lock_, [&] {
             frame_record* first = free_.pop_front();
             free_bytes_ -= first != nullptr ? first->backing.bytes : 0;

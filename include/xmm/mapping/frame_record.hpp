@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // frame_record.hpp - a frame as mapping keeps it: what it backs and where it stands in its lists.
 //
-// Model    A record is in its node's pool (owner empty), or backs a granule and stands on its node's
-//          active list, or is in the hands of one thread between the two.
+// Model    A record is in its node's pool (owner empty), or backs a granule and stands on its node's active list, or
+//          is in the hands of one thread between the two. A heap's stands on no list, and backs a granule of the heap's
+//          arena; one that was lent backs the borrower, and is still mapped where it was before.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,9 @@
 // Model    One ledger per node and process, whatever number of spaces and heaps draw from the node.
 //          limit = min(budget - overhead, capacity), in bytes; all may change at any time, the capacity as
 //          others take memory of the node, and `used` be above the limit until frames are given back. `used`
-//          counts every byte of frames created and not dropped, cached ones too.
-// Threads  Any; lock-free.
+//          counts every byte of frames created and not dropped, cached ones too. The pools that keep free frames
+//          are known to the ledger, so that what one of them keeps starves no other.
+// Threads  Any; lock-free, but for the keepers: a lock of rank frame_keepers.
 // Failure  try_reserve answers false and changes nothing.
 #pragma once
 
@@ -15,6 +16,7 @@
 #include <atomic>
 #include <new>
 
+#include <xmm/core/list.hpp>
 #include <xmm/core/lock.hpp>
 #include <xmm/core/types.hpp>
 #include <xmm/os/registry.hpp>
@@ -23,6 +25,18 @@ namespace xmm {
 
 // A budget that does not limit.
 inline constexpr std::size_t no_budget = SIZE_MAX;
+
+// Who keeps free frames that are charged to a ledger: a pool.
+class frame_keeper {
+public:
+    // Drops the frame that has been free longest; false if there is none. The lock of the keepers may be held.
+    virtual bool drop_oldest() noexcept = 0;
+
+    list_link keeper_link;  // under the lock of the ledger's keepers
+
+protected:
+    ~frame_keeper() = default;
+};
 
 class ledger {
 public:
@@ -75,6 +89,23 @@ public:
     }
     void release(std::size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
 
+    void add_keeper(frame_keeper& one) noexcept {
+        with(keepers_lock_, [&] { keepers_.push_back(one); });
+    }
+    // After return nobody asks it for a frame.
+    void remove_keeper(frame_keeper& one) noexcept {
+        with(keepers_lock_, [&] { keepers_.remove(one); });
+    }
+    // Has some keeper of the process drop one free frame; false if no keeper has any. The lock is held meanwhile, so
+    // that the keeper does not end.
+    bool drop_free_frame() noexcept {
+        std::lock_guard guard{keepers_lock_};
+        bool has_dropped = false;
+        keepers_.for_each(
+            [&](frame_keeper& one) { has_dropped = has_dropped || one.drop_oldest(); });
+        return has_dropped;
+    }
+
 private:
     void raise_peak(std::size_t bytes) noexcept {
         std::size_t seen = peak();
@@ -88,12 +119,14 @@ private:
     std::atomic<std::size_t> overhead_{0};
     std::atomic<std::size_t> used_{0};
     std::atomic<std::size_t> peak_{0};
+    ranked_mutex<lock_rank::frame_keepers> keepers_lock_;
+    list<frame_keeper, &frame_keeper::keeper_link> keepers_;  // guarded by keepers_lock_
 };
 
 // All ledgers of the process, by node; grows by blocks and never shrinks, since node ids never return.
 class ledger_book {
 public:
-    static constexpr const char* registry_key = "ledger_book/1";
+    static constexpr const char* registry_key = "ledger_book/2";
 
     [[nodiscard]] ledger* find_or_open(node_id node, std::size_t capacity) noexcept {
         const auto index = static_cast<std::size_t>(node.value);

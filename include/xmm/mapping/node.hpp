@@ -2,7 +2,7 @@
 // node.hpp - a place with memory, as one space sees it: its driver, budget, frames and copy queues.
 //
 // Model    A space holds its nodes in slots: hosts first, then devices, in the order of attaching. The
-//          frames of a node are in its pool, on its active list, or with one mover.
+//          frames of a node are in its pool, on its active list, with one mover, or its heap's.
 // Threads  Fields are constant once the slot is published, counters are atomic, pool and list lock
 //          themselves.
 #pragma once

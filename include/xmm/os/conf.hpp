@@ -38,7 +38,7 @@ public:
         conf_key{"service_threads", "threads that serve CPU faults, 1 to 64 (4)"},
         conf_key{"cuda",
                  "off|vmm|managed: CUDA devices, and their mode, for spaces that name none (vmm)"},
-        conf_key{"soft_devices", "software XPUs where there is no device, 0 to 8 (1)"},
+        conf_key{"soft_devices", "software XPUs where there is no device, 1 to 8 (1)"},
         conf_key{"soft_bytes", "memory of each (a quarter of the host's, at most 1 GiB)"},
         conf_key{"soft_link", "bytes a second of each one's link, each way; 0 is unlimited (0)"},
     };

@@ -27,7 +27,7 @@ struct host_node {
     node_id id = no_node;
     unsigned os_index = 0;        // the kernel's number for it
     std::array<char, 64> name{};  // NUL-terminated
-    std::size_t bytes = 0;        // its memory, or less where a cgroup limits the process
+    std::size_t bytes = 0;        // its memory, or its share where a cgroup limits the process
     bool can_bind = false;        // memory can be bound to it: real, and the kernel lets us
 };
 

@@ -9,6 +9,7 @@
 //          host instead.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -32,7 +33,7 @@ namespace xmm {
 
 // What keeps hosts from being used as they are.
 struct host_limits {
-    std::size_t cgroup_bytes = no_limit;  // the process may have no more, however large its nodes
+    std::size_t cgroup_bytes = no_limit;  // the process may have no more, all its nodes together
     bool is_numa_refused = false;         // the kernel, or a sandbox, refuses mbind
 };
 
@@ -100,12 +101,15 @@ private:
     void read_hosts(hwloc_topology* from);
     void read_distances(hwloc_topology* from);
     void add_whole_machine();
+    [[nodiscard]] std::size_t bytes_of_hosts() const noexcept;
     void notice_limits() noexcept;
 
     std::vector<host_node> hosts_;
     std::vector<unsigned> distances_;  // row by row
     std::vector<node_id> cpu_hosts_;   // by the kernel's CPU number
     host_limits limits_;
+    std::size_t device_bytes_ =
+        0;  // of nodes that are a GPU's own memory, which the kernel counts as the machine's
     bool is_this_machine_ = true;
 };
 
@@ -136,10 +140,8 @@ namespace detail {
     return host;
 }
 
-[[nodiscard]] inline bool is_usable_host(hwloc_obj_t node) noexcept {
-    const bool is_gpu_memory =
-        node->subtype != nullptr && std::strcmp(node->subtype, "GPUMemory") == 0;
-    return node->attr->numanode.local_memory > 0 && !is_gpu_memory;
+[[nodiscard]] inline bool is_gpu_memory(hwloc_obj_t node) noexcept {
+    return node->subtype != nullptr && std::strcmp(node->subtype, "GPUMemory") == 0;
 }
 
 }  // namespace detail
@@ -171,10 +173,11 @@ inline result<topology> topology::discover(const char* synthetic) noexcept {
 inline void topology::read_hosts(hwloc_topology* from) {
     for (hwloc_obj_t node = nullptr;
          (node = hwloc_get_next_obj_by_type(from, HWLOC_OBJ_NUMANODE, node)) != nullptr;) {
-        if (detail::is_usable_host(node)) {
-            hosts_.push_back(
-                detail::make_host(hosts_.size(), node->os_index,
-                                  static_cast<std::size_t>(node->attr->numanode.local_memory)));
+        const auto bytes = static_cast<std::size_t>(node->attr->numanode.local_memory);
+        if (detail::is_gpu_memory(node)) {
+            device_bytes_ += bytes;
+        } else if (bytes > 0) {
+            hosts_.push_back(detail::make_host(hosts_.size(), node->os_index, bytes));
         }
     }
     if (hosts_.empty()) {
@@ -250,21 +253,42 @@ inline void add_memory_to_come(std::span<host_node> hosts, std::size_t whole_byt
     }
 }
 
+// The hosts together get no more than the limit, each as much of it as it has of their memory.
+inline void share_limit(std::span<host_node> hosts, std::size_t limit) noexcept {
+    std::size_t whole = 0;
+    for (const host_node& host : hosts) {
+        whole += host.bytes;
+    }
+    if (whole <= limit) {
+        return;
+    }
+    const double part = static_cast<double>(limit) / static_cast<double>(whole);
+    for (host_node& host : hosts) {
+        host.bytes = align_down(static_cast<std::size_t>(part * static_cast<double>(host.bytes)),
+                                os_page_bytes());
+    }
+}
+
 }  // namespace detail
 
+inline std::size_t topology::bytes_of_hosts() const noexcept {
+    const std::size_t all = detail::bytes_of_machine();
+    return all - std::min(all, device_bytes_);
+}
+
 inline void topology::add_whole_machine() {
-    hosts_.push_back(detail::make_host(0, 0, detail::bytes_of_machine()));
+    hosts_.push_back(detail::make_host(0, 0, bytes_of_hosts()));
 }
 
 inline void topology::notice_limits() noexcept {
     if (!is_this_machine_) {
         return;
     }
-    detail::add_memory_to_come(hosts_, detail::bytes_of_machine());
+    detail::add_memory_to_come(hosts_, bytes_of_hosts());
     limits_.cgroup_bytes = cgroup_memory_limit();
     limits_.is_numa_refused = detail::is_mbind_refused(hosts_.front().os_index);
+    detail::share_limit(hosts_, limits_.cgroup_bytes);
     for (host_node& host : hosts_) {
-        host.bytes = host.bytes < limits_.cgroup_bytes ? host.bytes : limits_.cgroup_bytes;
         host.can_bind = !limits_.is_numa_refused;
     }
 }
@@ -301,7 +325,7 @@ namespace detail {
 // The topology of this process, and the names of its nodes.
 class machine {
 public:
-    static constexpr const char* registry_key = "machine/1";
+    static constexpr const char* registry_key = "machine/2";
     static constexpr std::size_t block_count = 1024;
     static constexpr std::size_t per_block = 64;
 

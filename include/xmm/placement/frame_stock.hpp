@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // frame_stock.hpp - where the frames of a node come from and where they go back to.
 //
-// Model    Where frames are owned, that is the node's pool. Where a driver owns the pages (a steered node) it is nothing
-//          but the ledger: a stand-in is a record of a frame with handle 0, and says that we have told the driver to
-//          keep so many bytes there. So pages, lists and reclaim are the same for both.
+// Model    Where frames are owned, that is the node's pool. Where a driver owns the pages (a steered node) it is
+//          nothing but the ledger: a stand-in is a record of a frame with handle 0, and says that we have told the
+//          driver to keep so many bytes there. So pages, lists and reclaim are the same for both.
 // Threads  Any; the page lock may be held.
 // Failure  As frame_pool::take.
 #pragma once
