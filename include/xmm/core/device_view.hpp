@@ -129,8 +129,8 @@ public:
         : data_{data}, size_{size} {}
     constexpr device_view(std::span<T> all) noexcept : data_{all.data()}, size_{all.size()} {}
     template <class U>
-    requires std::is_same_v<const U, T> &&(!std::is_const_v<U>)XMM_HOST_DEVICE
-        constexpr device_view(device_view<U> other) noexcept
+        requires std::is_same_v<const U, T> && (!std::is_const_v<U>)
+    XMM_HOST_DEVICE constexpr device_view(device_view<U> other) noexcept
         : data_{other.data()}, size_{other.size()} {}
 
     [[nodiscard]] XMM_HOST_DEVICE constexpr T* data() const noexcept { return data_; }
@@ -162,7 +162,8 @@ public:
     }
 
     XMM_HOST_DEVICE void store(std::size_t i, const value_type& value) const
-        requires(!std::is_const_v<T>) {
+        requires(!std::is_const_v<T>)
+    {
 #if !XMM_IN_DEVICE_CODE
         if (device_port* port = detail::current_port; port != nullptr) [[unlikely]] {
             return store_ported(*port, data_ + i, value);
@@ -180,7 +181,8 @@ public:
         }
     }
     void write(std::size_t first, std::span<const value_type> from) const
-        requires(!std::is_const_v<T>) {
+        requires(!std::is_const_v<T>)
+    {
         if (device_port* port = detail::current_port; port != nullptr) {
             detail::port_write(*port, xmm::to_address(data_ + first), from.data(),
                                from.size_bytes());
@@ -199,7 +201,9 @@ public:
     // Changes element i to op(element), which is one access; returns the new value. What holds for the function of
     // for_each_span holds for op.
     template <class Op>
-    value_type update(std::size_t i, Op&& op) const requires(!std::is_const_v<T>) {
+    value_type update(std::size_t i, Op&& op) const
+        requires(!std::is_const_v<T>)
+    {
         T* at = data_ + i;
         device_port* port = detail::current_port;
         if (port == nullptr) {
@@ -222,7 +226,8 @@ public:
     // Atomic among all kernels and CPU threads that use it on the same element; the element is
     // aligned to its size. Returns the value before.
     XMM_HOST_DEVICE value_type fetch_add(std::size_t i, value_type value) const
-        requires(!std::is_const_v<T> && (std::is_integral_v<T> || std::is_floating_point_v<T>)) {
+        requires(!std::is_const_v<T> && (std::is_integral_v<T> || std::is_floating_point_v<T>))
+    {
 #if XMM_IN_DEVICE_CODE
         if constexpr (std::is_integral_v<T> && sizeof(T) == sizeof(unsigned long long)) {
             // The one of several types of that size that atomicAdd knows; sums wrap alike.

@@ -227,7 +227,8 @@ private:
         }
         return count;
     }
-    // From a host only clean copies can go: nothing is roomier. A driver's own stay with the devices' (see steered.hpp).
+    // From a host only clean copies can go: nothing is roomier. A driver's own stay with the devices' (see
+    // steered.hpp).
     static bool is_copy(const granule& page, const node& on) noexcept {
         return page.current() == residency::duplicated && page.home != on.slot && !is_steered(on);
     }
