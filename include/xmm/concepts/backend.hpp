@@ -76,7 +76,8 @@ enum class fault_outcome : std::uint8_t {
     no_memory,   // nothing could be made resident
 };
 
-// Where a backend with device_faults sends what a kernel missed. Called on the kernel's thread.
+// Where a backend with device_faults sends what a kernel missed. Called on the kernel's thread. Where pages that the
+// kernel needs at once push each other out, the backend asks for one of them with access::in_place as well.
 struct device_fault_sink {
     void* context = nullptr;
     fault_outcome (*handle)(void* context, node_id accessor, address at,
