@@ -82,7 +82,7 @@ TEST_CASE(
     tiny::driver first{16_MiB};
     tiny::driver third{16_MiB};
     soft::device_options options{.bytes = 16_MiB};
-    auto second = detail::make_soft_driver({options}, machine_topology());
+    auto second = xmm::detail::make_soft_driver({options}, machine_topology());
     REQUIRE(second);
     auto made = space::create_on(first);
     REQUIRE(made);
