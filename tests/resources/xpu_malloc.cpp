@@ -182,6 +182,42 @@ TEST_CASE("xpu_malloc: each queue that a block was lent to is awaited") {
     }
 }
 
+TEST_CASE("xpu_malloc: a note of the next owner outlives the end of the last one") {
+    malloc_rig r;
+    void* lent = r.make(1_MiB);  // so that there are notes
+    REQUIRE(r.heap.record_use(lent, queue_id{5}));
+    std::atomic<void*> in_use{nullptr};  // by the second queue, though given back
+    std::atomic<bool> is_over{false};
+    std::atomic<int> lost{0};
+    std::vector<std::thread> give_back;
+    for (int i = 0; i < 3; ++i) {
+        give_back.emplace_back([&] {
+            while (!is_over) {
+                void* one = r.make(3'000'000);
+                lost += one == in_use ? 1 : 0;
+                static_cast<void>(r.heap.deallocate(one));
+            }
+        });
+    }
+    for (int i = 0; i < 60'000; ++i) {
+        void* one = r.make(3'000'000);
+        r.paper.submit(second);
+        static_cast<void>(r.heap.record_use(one, second));
+        static_cast<void>(r.heap.deallocate(one));
+        in_use = one;
+        void* next = r.make(3'000'000);
+        lost += next == one ? 1 : 0;
+        static_cast<void>(r.heap.deallocate(next));
+        in_use = nullptr;
+        r.paper.complete(second);
+    }
+    is_over = true;
+    for (std::thread& one : give_back) {
+        one.join();
+    }
+    CHECK(lost == 0);
+}
+
 TEST_CASE("xpu_malloc: more lenders than a note holds are waited for on the spot") {
     malloc_rig r;
     void* one = r.make(1_MiB);
