@@ -12,6 +12,7 @@
 #include <span>
 
 #include <xmm/facade/space_state.hpp>
+#include <xmm/resources/frame_port.hpp>
 
 namespace xmm::c_interface {
 
@@ -28,7 +29,8 @@ public:
         const backend_ref driver = carrier_->driver;
         result<ticket> point = driver.record(earlier);
         if (!point) {
-            return {};  // a queue that is gone has done its work
+            // A queue that is gone has done its work; one that only cannot say how far it is has not.
+            return is_over(point.code()) ? status{} : point.error();
         }
         return queue.value != 0 ? driver.make_wait(queue, *point) : driver.wait(*point);
     }

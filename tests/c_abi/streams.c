@@ -216,12 +216,22 @@ static void captured(void) {
     REFUSED(xmm_copy(block, &byte, 1, queue), XMM_BUSY);
     REFUSED(xmm_queue_synchronize(queue), XMM_BUSY);
     REFUSED(xmm_queue_forget(queue), XMM_BUSY);
+    /* What the stream does to the block cannot be waited for now, so the block stays. */
+    xmm_queue other = NULL;
+    CHECK(xmm_queue_create(XMM_DEFAULT_NODE, &other) == XMM_OK);
+    CHECK(xmm_realloc(block, 8192, XMM_DEFAULT_NODE, NULL) == NULL);
+    CHECK(xmm_last_status() == XMM_BUSY);
+    CHECK(xmm_realloc(block, 8192, XMM_DEFAULT_NODE, other) == NULL);
+    CHECK(xmm_last_status() == XMM_BUSY);
+    CHECK(xmm_usable_size(block) == 4096);
     xmm_queue again = NULL;
     CHECK(xmm_queue_adopt(users, &again) == XMM_OK && again == queue);
     CHECK(xmm_queue_forget(again) == XMM_OK);
     CHECK(cu.end_capture(users, &graph) == 0 && graph != NULL && cu.destroy_graph(graph) == 0);
     CHECK(xmm_copy(block, &byte, 1, queue) == XMM_OK);
-    CHECK(xmm_free(block) == XMM_OK && xmm_queue_forget(queue) == XMM_OK);
+    block = xmm_realloc(block, 8192, XMM_DEFAULT_NODE, other);
+    CHECK(block != NULL && xmm_free(block) == XMM_OK);
+    CHECK(xmm_queue_destroy(other) == XMM_OK && xmm_queue_forget(queue) == XMM_OK);
     CHECK(cu.destroy(users) == 0);
 }
 
