@@ -612,6 +612,26 @@ TEST_CASE("xpu_malloc: what lies on the shelf of a queue that is over goes to th
     }
 }
 
+TEST_CASE(
+    "xpu_malloc: what lies on the shelf of a queue that is over goes to those without a queue") {
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        malloc_rig r{1_GiB};
+        void* freed = r.make(bytes);
+        void* kept = r.make(bytes);
+        CHECK(r.heap.deallocate(freed, first));
+        r.paper.complete(first);
+        r.heap.forget(first);
+        CHECK(r.make(bytes, {}) == freed);
+        for (int i = 0; i < 3; ++i) {
+            CHECK(r.heap.allocate({.bytes = bytes, .may_make_shelf = false}).has_value());
+        }
+        CHECK(r.make(bytes, {3}) != kept);
+        CHECK(r.make(bytes, {4}) != kept);
+        CHECK(r.heap.find(kept)->queue == queue_id{});
+    }
+}
+
 TEST_CASE("xpu_malloc: a block of a queue that is over waits for who uses it still") {
     malloc_rig r;
     void* one = r.make(3'000'000);

@@ -61,16 +61,9 @@ struct heap_shelf {
         // relaxed: it changes when all work of the one before is done, so the one before is as good an answer.
         return {queue_.load(std::memory_order_relaxed)};
     }
-    // Under the table's mutex. All work of the queue before is done.
-    void go_to(queue_id next_one) noexcept {
-        large.set_queue(next_one);
-        if (small != nullptr) {
-            small->set_queue(next_one);
-        }
-        queue_.store(next_one.value, std::memory_order_relaxed);
-        // release: pairs with the acquire in shelf_table::find.
-        key.store(next_one.value != 0 ? key_of(next_one, tag) : no_key, std::memory_order_release);
-    }
+    // Under the table's mutex, both. All work of the queue before is done. Number 0 is a queue as any other here.
+    void go_to(queue_id next_one) noexcept { change_to(next_one, key_of(next_one, tag)); }
+    void become_nobodys() noexcept { change_to({}, no_key); }
 
     // (C) constant once published  (A) atomic, written under the table's mutex  (L) lock
     std::atomic<std::uint64_t> key;          // (A)  no_key: it is nobody's
@@ -85,6 +78,16 @@ struct heap_shelf {
     std::unique_ptr<small_kind> small;  // (C)  null: no jemalloc
 
 private:
+    void change_to(queue_id next_one, std::uint64_t its_key) noexcept {
+        large.set_queue(next_one);
+        if (small != nullptr) {
+            small->set_queue(next_one);
+        }
+        queue_.store(next_one.value, std::memory_order_relaxed);
+        // release: pairs with the acquire in shelf_table::find.
+        key.store(its_key, std::memory_order_release);
+    }
+
     std::atomic<std::uint32_t> queue_;  // (A)
 };
 
@@ -105,7 +108,7 @@ public:
     // Null if there is none yet, or if it changes hands right now: make() knows.
     [[nodiscard]] heap_shelf* find(queue_id queue, pool_tag tag) const noexcept {
         const std::uint64_t key = heap_shelf::key_of(queue, tag);
-        // acquire, all three: pair with the releases in enter and go_to; a shelf is complete before it is found.
+        // acquire, all three: pair with the releases in enter and change_to; a shelf is complete before it is found.
         heap_shelf* one = buckets_[bucket_of(key)].load(std::memory_order_acquire);
         while (one != nullptr && one->key.load(std::memory_order_acquire) != key) {
             one = one->next.load(std::memory_order_acquire);
@@ -148,7 +151,7 @@ public:
             if (key == heap_shelf::key_of(queue, one.tag)) {
                 before(one);
                 leave(one, key);
-                one.go_to({});
+                one.become_nobodys();
             }
         });
     }
