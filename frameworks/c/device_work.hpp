@@ -4,7 +4,7 @@
 // Model    The frames under a block that is in use stay where they are, so the device reaches them at their
 //          standing addresses without further ado. On no queue (number 0) the work is done on return.
 // Threads  Any.
-// Failure  As the driver says; what was submitted before the failure goes on.
+// Failure  As the driver says; what was submitted before the failure goes on in the queue, and on no queue is over.
 #pragma once
 
 #include <algorithm>
@@ -87,19 +87,30 @@ private:
         }
         const queue_id line = queue.value != 0 ? queue : carrier_->queues[node::urgent_in];
         ticket last;
+        // Whoever owns the block may give it back at once, and without a queue nothing else keeps the order. A batch
+        // that failed may have been begun.
+        const auto give_up = [&](status why) {
+            if (queue.value == 0) {
+                if (result<ticket> all = carrier_->driver.record(line)) {
+                    last = *all;
+                }
+                static_cast<void>(last.value != 0 ? carrier_->driver.wait(last) : status{});
+            }
+            return why;
+        };
         for (std::size_t done = 0; done < bytes;) {
             std::array<part, most_parts> parts;
             std::size_t count = 0;
             while (count < most_parts && done < bytes) {
                 parts[count] = next(done, bytes - done);
                 if (parts[count].to.is_empty()) {
-                    return fail(errc::not_mapped, "the block was given back meanwhile");
+                    return give_up(fail(errc::not_mapped, "the block was given back meanwhile"));
                 }
                 done += parts[count++].to.bytes;
             }
             result<ticket> point = submit(line, std::span<const part>{parts.data(), count});
             if (!point) {
-                return point.error();
+                return give_up(point.error());
             }
             last = *point;
         }

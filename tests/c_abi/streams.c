@@ -95,6 +95,27 @@ static int is_all(const unsigned char* bytes, size_t count, unsigned char wanted
     return 1;
 }
 
+/* What only the software driver has: null on a real one. */
+static struct {
+    int (*fail)(const char*, unsigned, unsigned, int);
+    int (*delay)(const char*, unsigned);
+    unsigned long long (*calls)(const char*);
+} soft;
+
+static void find_soft_driver(void) {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW);
+    const struct {
+        void* to;
+        const char* name;
+    } all[] = {{&soft.fail, "xmmSoftCudaFail"},
+               {&soft.delay, "xmmSoftCudaDelay"},
+               {&soft.calls, "xmmSoftCudaCalls"}};
+    for (size_t i = 0; library != NULL && i < sizeof all / sizeof *all; ++i) {
+        void* found = dlsym(library, all[i].name);
+        memcpy(all[i].to, &found, sizeof found);
+    }
+}
+
 /* ---- */
 
 static void adopted_and_forgotten(void) {
@@ -235,6 +256,22 @@ static void captured(void) {
     CHECK(cu.destroy(users) == 0);
 }
 
+/* A block whose zeroes fail half way goes back when none of them is under way any more. */
+static void zeroes_that_fail(void) {
+    if (soft.fail == NULL) {
+        return;
+    }
+    const unsigned skipped = 2; /* of four, since frames beside each other are zeroed at once */
+    const unsigned long long before = soft.calls("memset");
+    CHECK(soft.delay("memset", 20000) == 0);
+    CHECK(soft.fail("cuMemsetD32Async", skipped, 1, 2) == 0);
+    CHECK(xmm_calloc(1, 100 * MIB, devices[0], NULL) == NULL);
+    CHECK(soft.calls("memset") == before + skipped);
+    CHECK(soft.fail("cuMemsetD32Async", 0, 0, 0) == 0 && soft.delay("memset", 0) == 0);
+    void* block = xmm_calloc(1, 100 * MIB, devices[0], NULL);
+    CHECK(block != NULL && xmm_free(block) == XMM_OK);
+}
+
 int main(void) {
     if (!find_driver() || cu.retain(&contexts[0], 0) != 0 || cu.retain(&contexts[1], 1) != 0) {
         printf("skipped: no CUDA driver with two devices\n0 passed, 0 failed, 1 skipped\n");
@@ -258,6 +295,8 @@ int main(void) {
     in_order();
     special_streams();
     captured();
+    find_soft_driver();
+    zeroes_that_fail();
     printf("%d checks, %d failures\n", checks, failures);
     return failures == 0 ? 0 : 1;
 }
