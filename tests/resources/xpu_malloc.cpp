@@ -12,6 +12,8 @@
 
 #include <doctest/doctest.h>
 
+#include <xmm/resources/heap_resource.hpp>
+
 #include <sys/mman.h>
 
 using namespace xmm;
@@ -66,6 +68,9 @@ public:
         if (queue.value > 100) {
             return fail(errc::invalid_argument, "no such queue");
         }
+        if (queue.value != 0 && queue.value == captured) {
+            return fail(errc::busy, "the queue is being captured");
+        }
         return queue.value == 0 ? ticket{} : ticket{queue, submitted_[queue.value]};
     }
     bool is_done(ticket point) noexcept override {
@@ -86,6 +91,7 @@ public:
         return left_;
     }
     std::atomic<int> waits{0};
+    std::atomic<std::uint32_t> captured{0};  // a queue
 
 private:
     std::mutex lock_;
@@ -230,6 +236,62 @@ TEST_CASE("xpu_malloc: more lenders than a note holds are waited for on the spot
         r.paper.complete({queue});
     }
     CHECK(r.make(1_MiB) == one);
+}
+
+TEST_CASE("xpu_malloc: a tag whose blocks a captured queue uses is dropped, and they follow") {
+    for (const std::size_t bytes : {std::size_t{1000}, std::size_t{40'000}}) {
+        CAPTURE(bytes);
+        malloc_rig r;
+        const pool_tag tag = r.heap.make_tag().value();
+        for (int i = 0; i < 200; ++i) {
+            REQUIRE(r.heap.record_use(r.make(bytes, first, tag), second));
+        }
+        r.paper.captured = second.value;
+        r.heap.drop_tag(tag);
+        CHECK(r.now(heap_metric::allocation) == 0);
+        CHECK(r.now(heap_metric::active) == 200);
+        r.paper.captured = 0;
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::active) == 200);  // known now, and not over
+        r.paper.complete(second);
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::active) == 0);
+        CHECK(r.heap.make_tag().value() == tag);
+    }
+}
+
+TEST_CASE("xpu_malloc: a resource's block given back on a captured queue goes back after that") {
+    struct line {
+        queue_id number;
+        [[nodiscard]] queue_id id() const { return number; }
+        status synchronize() { return fail(errc::busy, "the queue is being captured"); }
+    };
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        malloc_rig r;
+        heap_resource memory{r.heap};
+        line own{first};
+        line captured{second};
+        void* one = memory.allocate(own, bytes);
+        r.paper.captured = second.value;
+        CHECK(r.heap.deallocate(one, second).code == errc::busy);
+        CHECK(r.heap.find(one).has_value());
+        memory.deallocate(captured, one, bytes);
+        CHECK(r.heap.find(one).code() == errc::not_mapped);
+        CHECK(!r.heap.deallocate(one));
+        CHECK(r.heap.deallocate_when_known(one).code == errc::invalid_argument);
+        void* other = memory.allocate(own, bytes);
+        CHECK(other != one);
+        memory.deallocate(own, other, bytes);
+        r.paper.captured = 0;
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::allocation) == 0);
+        CHECK(r.now(heap_metric::active) == 1);
+        r.paper.complete(second);
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::active) == 0);
+        CHECK(r.paper.left() == 256_MiB);
+    }
 }
 
 TEST_CASE("xpu_malloc: bad input is refused and changes nothing") {

@@ -43,6 +43,7 @@
 #include <xmm/resources/heap_snapshot.hpp>
 #include <xmm/resources/heap_statistics.hpp>
 #include <xmm/resources/malloc_request.hpp>
+#include <xmm/resources/parked_blocks.hpp>
 #include <xmm/resources/pending_blocks.hpp>
 #include <xmm/resources/queue_uses.hpp>
 #include <xmm/resources/shortage_desk.hpp>
@@ -96,6 +97,15 @@ public:
             return {};
         }
         return deallocate_slowly(at, last_user, mine);
+    }
+
+    // For who cannot keep the block: where a queue cannot say now how far it is (it is being captured, or too much waits
+    // in it), the block goes back when it can.
+    status deallocate_when_known(void* block, queue_id last_user = {}) noexcept {
+        const status gone = deallocate(block, last_user);
+        return gone.code == errc::busy || gone.code == errc::no_memory
+                   ? park(to_address(block), last_user, gone)
+                   : gone;
     }
 
     // Work already submitted to that queue, and what is until the block is given back, uses it too.
@@ -186,12 +196,14 @@ public:
             }
         });
         shelves_.for_each([&](shelf& one) { add_blocks(one, builder); });
-        waiting_.for_each([&](const pending_block& one) {
+        const auto add_pending = [&](const pending_block& one) {
             if (one.block.block_class >= 0) {
                 builder.add_block({one.block.at, one.block.bytes}, one.block.requested,
                                   block_state::active_pending_free);
             }
-        });
+        };
+        waiting_.for_each(add_pending);
+        parked_.for_each(add_pending);
         builder.add_blocks_of(taken.trace);  // for what was asked for of small blocks
         taken.segments = builder.build();
         return taken;
@@ -252,26 +264,24 @@ public:
             return pool_tag{static_cast<std::uint16_t>(first_made_tag + made_tags_++)};
         });
     }
-    // Releases its blocks; its addresses serve the next one.
+    // Releases its blocks; its addresses serve the next one. A tag that a block stays with, since the host has no
+    // memory to note what uses it, is not made again.
     void drop_tag(pool_tag tag) noexcept {
-        if (registry::is_forked_child()) {
-            return;
+        if (!registry::is_forked_child() && release(tag)) {
+            with(tags_lock_, [&] { idle_tags_.push_back(tag); });
         }
-        release(tag);
-        with(tags_lock_, [&] { idle_tags_.push_back(tag); });
     }
     static constexpr std::uint16_t first_made_tag = 0x8000;
-    // Gives back every block of a tag that is left, on its own queue, and trims.
-    void release(pool_tag tag) noexcept {
+    // Gives back every block of a tag that is left, on its own queue, and trims. False: some are left still.
+    bool release(pool_tag tag) noexcept {
         if (registry::is_forked_child()) {
-            return;
+            return false;
         }
-        shelves_.for_each([&](shelf& one) {
-            if (one.tag == tag) {
-                give_back_all(one);
-            }
-        });
+        bool are_gone = true;
+        shelves_.for_each(
+            [&](shelf& one) { are_gone = (one.tag != tag || give_back_all(one)) && are_gone; });
         static_cast<void>(trim(tag));
+        return are_gone;
     }
     // Of frames behind the addresses of a tag.
     [[nodiscard]] std::size_t reserved_bytes(pool_tag tag) const noexcept {
@@ -718,6 +728,49 @@ private:
         kept.points[kept.count++] = *point;
         return {};
     }
+    // The program has it no more; the queues that may use it stay noted for it.
+    status park(address at, queue_id last_user, status why) noexcept {
+        span_note* note = spans_.find(at);
+        pending_block* record = note != nullptr ? pending_.make() : nullptr;
+        if (record == nullptr) {
+            return why;
+        }
+        *record = {};
+        if (is_unordered(*note->owner, last_user)) {
+            if (status noted = uses_.add(at, last_user); !noted) {
+                pending_.give_back(record);
+                return noted;
+            }
+        }
+        result<returned_block> taken = take(*note, at, desk_of_thread());
+        if (!taken) {
+            pending_.give_back(record);
+            return taken.error();
+        }
+        record->block = *taken;
+        parked_.add(*record);
+        return {};
+    }
+    void ask_again_for_parked(desk* mine) noexcept {
+        pending_list all;
+        parked_.take_all(all);
+        while (pending_block* one = all.pop_front()) {
+            const returned_block block = one->block;
+            one->count = 0;
+            if (!note_points(*block.note, block.at, {}, *one)) {
+                parked_.add(*one);
+                continue;
+            }
+            uses_.drop(block.at);
+            const pending_block known = *one;
+            pending_.give_back(one);
+            if (known.count == 0) {
+                finish(block, mine);
+            } else {
+                finish_later(known, mine);
+            }
+        }
+    }
     void finish_later(const pending_block& kept, desk* mine) noexcept {
         pending_block* record = pending_.make();
         if (record == nullptr) {
@@ -739,6 +792,9 @@ private:
     }
     // Takes what has become free.
     void drain(desk* mine) noexcept {
+        if (parked_.has_any()) {
+            ask_again_for_parked(mine);
+        }
         if (waiting_.has_any()) {
             pending_list over;
             waiting_.take_finished(port_, over);
@@ -746,6 +802,9 @@ private:
         }
     }
     void await_and_drain(desk* mine) noexcept {
+        if (parked_.has_any()) {
+            ask_again_for_parked(mine);
+        }
         pending_list all;
         if (waiting_.has_any() && waiting_.await_all(port_, all)) {
             statistics_.count(heap_count::sync_all_streams);
@@ -759,13 +818,14 @@ private:
         }
     }
 
-    void give_back_all(shelf& home) noexcept {
+    // False: some could not be given back.
+    bool give_back_all(shelf& home) noexcept {
         desk* mine = desk_of_thread();
         await_and_drain(mine);
         // A few at a time: what is given back leaves the lists that are walked.
         std::array<address, 64> found;
-        for (std::size_t count = found.size(); count == found.size();) {
-            count = 0;
+        for (;;) {
+            std::size_t count = 0;
             const auto add = [&](address at) {
                 if (count < found.size()) {
                     found[count++] = at;
@@ -781,8 +841,12 @@ private:
                     note.marks.for_each(note.marks.range(), [&](va_range one) { add(one.begin); });
                 });
             });
+            std::size_t gone = 0;
             for (std::size_t i = 0; i < count; ++i) {
-                static_cast<void>(deallocate(to_pointer(found[i])));
+                gone += deallocate_when_known(to_pointer(found[i])).is_ok() ? 1 : 0;
+            }
+            if (count < found.size() || gone == 0) {
+                return gone == count;
             }
         }
     }
@@ -926,6 +990,7 @@ private:
     slab<span_note> notes_;
     slab<pending_block> pending_;
     pending_kind waiting_;
+    parked_blocks<pending_list> parked_;
     queue_uses uses_;
     std::atomic<std::uint64_t> epoch_{
         0};  // (A)  flushes that were asked for, and queues' ends above them
