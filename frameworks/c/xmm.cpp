@@ -46,7 +46,7 @@ status no_place() noexcept {
     return fail(errc::invalid_argument, "there is no place for the answer");
 }
 
-result<pool_tag> tag_of(xmm_tag tag) noexcept {
+result<pool_tag> tag_of(xmm_tag tag) {
     return tag_book::instance().name_of(tag) != nullptr
                ? result<pool_tag>{pool_tag{static_cast<std::uint16_t>(tag)}}
                : fail(errc::invalid_argument, "no such tag: they come from xmm_tag_create");
