@@ -665,7 +665,7 @@ xmm_status xmm_export(int32_t node, xmm_export_form form, const char* path) noex
         const std::vector<heap_snapshot> taken = snapshots_of(**all, node);
         error = write_whole_file(path, [&](std::ostream& out) {
             switch (form) {
-                case XMM_RMM_CSV: write_rmm_csv(out, taken[0].trace); break;
+                case XMM_RMM_CSV: write_rmm_csv(out, taken[0].trace, taken[0].segments); break;
                 case XMM_REPLAY_CSV:
                     write_replay_csv(out, taken[0].trace, taken[0].segments);
                     break;
