@@ -340,6 +340,34 @@ TEST_CASE("xpu_malloc: pointers into a block find it, its queue and tag") {
     }
 }
 
+TEST_CASE("xpu_malloc: a pointer may be asked for while its addresses are given back") {
+    malloc_rig r;
+    std::atomic<address> last{0};
+    std::atomic<bool> is_over{false};
+    std::thread asks{[&] {
+        while (!is_over) {
+            if (const address at = last; at != 0) {
+                result<block_info> found = r.heap.find(to_pointer(at + 100));
+                if (found && !found->range.contains(at + 100)) {
+                    FAIL_CHECK("a block that is not there");
+                }
+            }
+        }
+    }};
+    for (int i = 0; i < 3000; ++i) {
+        const pool_tag tag{static_cast<std::uint16_t>(1 + i % 3)};
+        for (const std::size_t bytes : {std::size_t{5000}, std::size_t{3'000'000}}) {
+            void* one = r.make(bytes, first, tag);
+            last = to_address(one);
+            CHECK(r.heap.find(one)->range.begin == to_address(one));
+            CHECK(r.heap.deallocate(one));
+            static_cast<void>(r.heap.trim(tag));
+        }
+    }
+    is_over = true;
+    asks.join();
+}
+
 TEST_CASE("xpu_malloc: every alignment") {
     malloc_rig r;
     for (std::size_t alignment = 1; alignment <= 16_MiB; alignment *= 2) {
@@ -539,6 +567,10 @@ TEST_CASE("xpu_malloc: in need what queues still use is waited for before anybod
     void* other = r.make(40_MiB);
     CHECK(r.paper.waits > 0);
     CHECK(!was_asked);
+    // None of these was for a frame that could not move.
+    CHECK(static_cast<std::uint64_t>(r.heap.figures().of(heap_count::queue_waits)) ==
+          r.heap.frames().counts().waits);
+    CHECK(r.heap.figures().of(heap_count::queue_waits) < r.paper.waits);
     CHECK(r.heap.deallocate(other));
 }
 

@@ -27,12 +27,28 @@ namespace xmm {
 
 struct heap_shelf;
 
-// What stands behind the addresses of one reservation.
+// What stands behind the addresses of one reservation. Who has a block there reads it as it likes. Who has none may find
+// a note that is another reservation's by now: see xpu_malloc::find.
 struct span_note {
-    heap_shelf* owner = nullptr;
-    bool is_small = false;
+    // relaxed, all: who has a block got its address after these were written; who has none looks again under the
+    // owner's lock.
+    [[nodiscard]] heap_shelf* owner() const noexcept {
+        return owner_.load(std::memory_order_relaxed);
+    }
+    [[nodiscard]] bool is_small() const noexcept {
+        return is_small_.load(std::memory_order_relaxed);
+    }
+    void set(heap_shelf& owner, bool is_small) noexcept {
+        owner_.store(&owner, std::memory_order_relaxed);
+        is_small_.store(is_small, std::memory_order_relaxed);
+    }
+
     block_marks marks;  // if small
     list_link link;     // among the owner's small ones
+
+private:
+    std::atomic<heap_shelf*> owner_{nullptr};
+    std::atomic<bool> is_small_{false};
 };
 
 struct heap_shelf {

@@ -152,24 +152,33 @@ public:
         }
         const address at = to_address(pointer);
         const span_note* note = spans_.find(at);
+        if (note == nullptr) {
+            return no_block_there();
+        }
+        // Whoever asks may have no block there, so that others may give the addresses back meanwhile and the note
+        // serve other ones. A shelf stays, and under its lock no note of its small blocks goes.
+        shelf& home = *note->owner();
         va_range range;
-        if (note != nullptr) {
-            range = note->is_small ? note->marks.find(at) : note->owner->large.find_inside(pointer);
+        if (note->is_small()) {
+            with(home.lock, [&] {
+                if (spans_.find(at) == note && note->owner() == &home && note->is_small()) {
+                    range = note->marks.find(at);
+                }
+            });
+        } else {
+            range = home.large.find_inside(pointer);
         }
-        if (range.is_empty()) {
-            return fail(errc::not_mapped, "no block of this heap is there");
-        }
-        return block_info{node_, range, note->owner->queue(), note->owner->tag};
+        return !range.is_empty()
+                   ? result<block_info>{block_info{node_, range, home.queue(), home.tag}}
+                   : no_block_there();
     }
     [[nodiscard]] heap_figures figures() noexcept {
         if (registry::is_forked_child()) {
             return {};
         }
-        // Moves are counted where the frames are: here comes what is new since the last look. relaxed: a number;
-        // of two looks at once, the later one makes good what the earlier one took twice.
-        const std::uint64_t moved = frames_.counts().moved;
-        const std::uint64_t seen = moves_seen_.exchange(moved, std::memory_order_relaxed);
-        statistics_.count(heap_count::frames_moved, moved - seen);
+        const frame_counts now = frames_.counts();
+        count_new(heap_count::frames_moved, now.moved, moves_seen_);
+        count_new(heap_count::queue_waits, now.waits, waits_seen_);
         return statistics_.read(frames_.idle_bytes());
     }
     // Where frames are and what lies in them, and what was recorded until now. Each part is exact; blocks that
@@ -189,7 +198,7 @@ public:
                                      .is_small = user.is_of_one_span()});
             // A span that has frames still has its note: that goes after them.
             if (const span_note* note = spans_.find(slot.begin);
-                note != nullptr && note->is_small) {
+                note != nullptr && note->is_small()) {
                 note->marks.for_each(slot, [&](va_range block) {
                     builder.add_block(block, block.bytes, block_state::active_allocated);
                 });
@@ -327,14 +336,13 @@ private:
             if (note == nullptr) {
                 return false;
             }
-            note->owner = owner;
-            note->is_small = user.is_of_one_span();
-            if ((note->is_small && !note->marks.open(span.range())) ||
+            note->set(*owner, user.is_of_one_span());
+            if ((note->is_small() && !note->marks.open(span.range())) ||
                 !heap_.spans_.insert(span.range(), *note)) {
                 drop(*note);
                 return false;
             }
-            if (note->is_small) {
+            if (note->is_small()) {
                 with(owner->lock, [&] { owner->small_notes.push_back(*note); });
             }
             return true;
@@ -342,10 +350,10 @@ private:
         void released(const slot_span& span) noexcept override {
             span_note* note = heap_.spans_.find(span.range().begin);
             heap_.spans_.erase(span.range());
-            if (note->is_small) {
+            if (note->is_small()) {
                 // Desks forget the note at their next call. relaxed: these addresses come back through a lock.
                 heap_.epoch_.fetch_add(1, std::memory_order_relaxed);
-                with(note->owner->lock, [&] { note->owner->small_notes.remove(*note); });
+                with(note->owner()->lock, [&] { note->owner()->small_notes.remove(*note); });
             }
             drop(*note);
         }
@@ -505,7 +513,7 @@ private:
             return true;
         }
         span_note* note = spans_.find(at);
-        if (note == nullptr || !note->is_small || note->owner != mine.last) {
+        if (note == nullptr || !note->is_small() || note->owner() != mine.last) {
             return false;
         }
         mine.last_marks = note->marks;
@@ -619,12 +627,12 @@ private:
             return fail(errc::not_mapped, "not a block of this heap");
         }
         pending_block kept;
-        if (is_unordered(*note->owner, last_user) || uses_.has_any()) {
+        if (is_unordered(*note->owner(), last_user) || uses_.has_any()) {
             if (status known = note_points(*note, at, last_user, kept); !known) {
                 return known;
             }
         }
-        if (!note->is_small && kept.count == 0 && !recorder_.is_on()) {
+        if (!note->is_small() && kept.count == 0 && !recorder_.is_on()) {
             return free_large_at_once(*note, at, mine);
         }
         result<returned_block> taken = take(*note, at, mine);
@@ -644,17 +652,17 @@ private:
     // The program has the block no more from here on.
     result<returned_block> take(span_note& note, address at, desk* mine) noexcept {
         returned_block taken{&note, at};
-        if (note.is_small) {
+        if (note.is_small()) {
             taken.block_class = note.marks.take(at);
             if (taken.block_class < 0) {
                 return no_block();
             }
             taken.bytes = block_classes::bytes_of(static_cast<unsigned>(taken.block_class));
             taken.requested = taken.bytes;
-        } else if (!note.owner->large.begin_free(at, taken.bytes, taken.requested)) {
+        } else if (!note.owner()->large.begin_free(at, taken.bytes, taken.requested)) {
             return no_block();
         }
-        note_event(trace_action::free_requested, *note.owner, at, taken.requested);
+        note_event(trace_action::free_requested, *note.owner(), at, taken.requested);
         on_counts(mine, [&](auto& counts) { counts.free_requested(pool_of(taken), taken.bytes); });
         return taken;
     }
@@ -663,7 +671,7 @@ private:
         returned_block one{&note, at};
         uses_.drop(
             at);  // before: from then on the address, and what is noted for it, may be the next block's
-        if (!note.owner->large.try_free(at, one.bytes, one.requested)) {
+        if (!note.owner()->large.try_free(at, one.bytes, one.requested)) {
             return no_block();
         }
         on_counts(mine,
@@ -672,7 +680,7 @@ private:
     }
     // No work uses the block any more, or only such as the shelf's own queue runs before what comes next.
     void finish(const returned_block& one, desk* mine) noexcept {
-        shelf& home = *one.note->owner;
+        shelf& home = *one.note->owner();
         note_event(trace_action::free_completed, home, one.at, one.requested);
         on_counts(mine, [&](auto& counts) {
             counts.free_completed(pool_of(one), one.bytes, one.requested);
@@ -701,7 +709,7 @@ private:
                        pending_block& kept) noexcept {
         queue_uses::queue_list lent;
         std::size_t count = uses_.list(at, lent);
-        if (is_unordered(*note.owner, last_user) &&
+        if (is_unordered(*note.owner(), last_user) &&
             std::find(lent.begin(), lent.begin() + count, last_user) == lent.begin() + count) {
             if (status noted = note_point(last_user, kept); !noted) {
                 return noted;
@@ -736,7 +744,7 @@ private:
             return why;
         }
         *record = {};
-        if (is_unordered(*note->owner, last_user)) {
+        if (is_unordered(*note->owner(), last_user)) {
             if (status noted = uses_.add(at, last_user); !noted) {
                 pending_.give_back(record);
                 return noted;
@@ -935,6 +943,11 @@ private:
 
     // ---- what is seen from outside
 
+    // Moves and waits are counted where the frames are: here comes what is new since the last look. relaxed: a
+    // number; of two looks at once, the later one makes good what the earlier one took twice.
+    void count_new(heap_count what, std::uint64_t now, std::atomic<std::uint64_t>& seen) noexcept {
+        statistics_.count(what, now - seen.exchange(now, std::memory_order_relaxed));
+    }
     [[nodiscard]] static heap_pool pool_of(const returned_block& one) noexcept {
         return one.block_class < 0 ? heap_pool::large : heap_pool::small;
     }
@@ -955,13 +968,16 @@ private:
         auto& heap = *static_cast<xpu_malloc*>(self);
         if (heap.recorder_.is_on()) {
             const span_note* note = heap.spans_.find(slot);
-            const queue_id queue = note != nullptr ? note->owner->queue() : queue_id{};
-            const pool_tag tag = note != nullptr ? note->owner->tag : pool_tag{};
+            const queue_id queue = note != nullptr ? note->owner()->queue() : queue_id{};
+            const pool_tag tag = note != nullptr ? note->owner()->tag : pool_tag{};
             heap.recorder_.record(action, slot, bytes, queue.value, tag.value);
         }
     }
     static status not_here() noexcept {
         return fail(errc::forked, "this is a forked child: the heap is its parent's");
+    }
+    static status no_block_there() noexcept {
+        return fail(errc::not_mapped, "no block of this heap is there");
     }
     static status no_block() noexcept {
         return fail(errc::invalid_argument, "no block begins there, or it was given back already");
@@ -994,7 +1010,8 @@ private:
     queue_uses uses_;
     std::atomic<std::uint64_t> epoch_{
         0};  // (A)  flushes that were asked for, and queues' ends above them
-    std::atomic<std::uint64_t> moves_seen_{0};  // (A)  of frames, that statistics_ has
+    std::atomic<std::uint64_t> moves_seen_{0};  // (A)  of frames, that statistics_ has, as the next
+    std::atomic<std::uint64_t> waits_seen_{0};  // (A)
     shelf_table shelves_;                       // goes before what its spans are noted in
     ranked_mutex<lock_rank::leaf> tags_lock_;
     std::vector<pool_tag> idle_tags_;  // under tags_lock_, as the next
