@@ -593,6 +593,24 @@ TEST_CASE("xpu_malloc: trimmed memory is the device's again") {
     CHECK(r.now(heap_metric::reserved_bytes) == 0);
 }
 
+TEST_CASE("xpu_malloc: idle frames of a busy heap are idle") {
+    malloc_rig r;
+    CHECK(r.heap.deallocate(r.make(100_MiB)));
+    r.heap.statistics().reset_peaks();
+    std::atomic<bool> is_over{false};
+    std::thread keeps_busy{[&] {
+        while (!is_over) {
+            static_cast<void>(r.heap.deallocate(r.make(1_MiB)));
+        }
+    }};
+    for (int i = 0; i < 5000; ++i) {
+        static_cast<void>(r.heap.figures());
+    }
+    is_over = true;
+    keeps_busy.join();
+    CHECK(r.heap.figures().of(heap_metric::inactive_split_bytes).peak <= std::int64_t{8_MiB});
+}
+
 TEST_CASE("xpu_malloc: tags are trimmed apart") {
     malloc_rig r;
     void* weights = r.make(40_MiB, first, pool_tag{1});
