@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -21,11 +22,18 @@
 
 namespace xmm::c_interface {
 
+// Throws std::bad_alloc: what is asked of a book is answered as a status by then.
+template <class Book>
+Book& book_of_process() {
+    Book* made = registry::try_object<Book>();
+    return made != nullptr ? *made : throw std::bad_alloc{};
+}
+
 class queue_book {
 public:
     static constexpr const char* registry_key = "c_queues/2";
 
-    static queue_book& instance() { return registry::object<queue_book>(); }
+    static queue_book& instance() { return book_of_process<queue_book>(); }
 
     result<void*> create(space& owner, node_id node) {
         result<queue> made = owner.make_queue(node);
@@ -240,7 +248,7 @@ public:
     static constexpr std::size_t most_tags = 1024;
     static constexpr std::size_t name_bytes = 32;
 
-    static tag_book& instance() { return registry::object<tag_book>(); }
+    static tag_book& instance() { return book_of_process<tag_book>(); }
 
     result<std::uint16_t> find_or_make(const char* name) noexcept {
         if (name == nullptr || *name == '\0' || ::strnlen(name, name_bytes) == name_bytes) {

@@ -4,7 +4,7 @@
 // Model    The frames under a block that is in use stay where they are, so the device reaches them at their
 //          standing addresses without further ado. On no queue (number 0) the work is done on return.
 // Threads  Any.
-// Failure  As the driver says; what was submitted before the failure goes on.
+// Failure  As the driver says; what was submitted before the failure goes on in the queue, and on no queue is over.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include <span>
 
 #include <xmm/facade/space_state.hpp>
+#include <xmm/resources/frame_port.hpp>
 
 namespace xmm::c_interface {
 
@@ -28,7 +29,8 @@ public:
         const backend_ref driver = carrier_->driver;
         result<ticket> point = driver.record(earlier);
         if (!point) {
-            return {};  // a queue that is gone has done its work
+            // A queue that is gone has done its work; one that only cannot say how far it is has not.
+            return is_over(point.code()) ? status{} : point.error();
         }
         return queue.value != 0 ? driver.make_wait(queue, *point) : driver.wait(*point);
     }
@@ -85,19 +87,30 @@ private:
         }
         const queue_id line = queue.value != 0 ? queue : carrier_->queues[node::urgent_in];
         ticket last;
+        // Whoever owns the block may give it back at once, and without a queue nothing else keeps the order. A batch
+        // that failed may have been begun.
+        const auto give_up = [&](status why) {
+            if (queue.value == 0) {
+                if (result<ticket> all = carrier_->driver.record(line)) {
+                    last = *all;
+                }
+                static_cast<void>(last.value != 0 ? carrier_->driver.wait(last) : status{});
+            }
+            return why;
+        };
         for (std::size_t done = 0; done < bytes;) {
             std::array<part, most_parts> parts;
             std::size_t count = 0;
             while (count < most_parts && done < bytes) {
                 parts[count] = next(done, bytes - done);
                 if (parts[count].to.is_empty()) {
-                    return fail(errc::not_mapped, "the block was given back meanwhile");
+                    return give_up(fail(errc::not_mapped, "the block was given back meanwhile"));
                 }
                 done += parts[count++].to.bytes;
             }
             result<ticket> point = submit(line, std::span<const part>{parts.data(), count});
             if (!point) {
-                return point.error();
+                return give_up(point.error());
             }
             last = *point;
         }

@@ -20,7 +20,11 @@ inline result<space*> the_space() noexcept {
     if (registry::is_forked_child()) {
         return fail(errc::forked, "this is a forked child: the devices are its parent's");
     }
-    result<space>& made = registry::object<detail::default_space_holder>().get();
+    auto* holder = registry::try_object<detail::default_space_holder>();
+    if (holder == nullptr) {
+        return fail(errc::no_memory, "the host has no memory for a space");
+    }
+    result<space>& made = holder->get();
     return made ? result<space*>{&*made} : result<space*>{made.error()};
 }
 

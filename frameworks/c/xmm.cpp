@@ -28,14 +28,14 @@ namespace {
 
 constexpr std::size_t least_alignment = 256;
 
-// Fills as much of a caller's structure as the caller knows of. False: it does not even know the size field.
+// Fills as much of a caller's structure as the caller knows of, and says how much. False: it does not even know the size field.
 template <class T>
 [[nodiscard]] bool hand_over(T* to, T from) noexcept {
     if (to == nullptr || to->struct_size < sizeof(std::size_t)) {
         return false;
     }
     const std::size_t known = std::min(to->struct_size, sizeof(T));
-    from.struct_size = to->struct_size;
+    from.struct_size = known;
     std::memcpy(static_cast<void*>(to), &from, known);
     return true;
 }
@@ -46,7 +46,7 @@ status no_place() noexcept {
     return fail(errc::invalid_argument, "there is no place for the answer");
 }
 
-result<pool_tag> tag_of(xmm_tag tag) noexcept {
+result<pool_tag> tag_of(xmm_tag tag) {
     return tag_book::instance().name_of(tag) != nullptr
                ? result<pool_tag>{pool_tag{static_cast<std::uint16_t>(tag)}}
                : fail(errc::invalid_argument, "no such tag: they come from xmm_tag_create");
@@ -665,7 +665,7 @@ xmm_status xmm_export(int32_t node, xmm_export_form form, const char* path) noex
         const std::vector<heap_snapshot> taken = snapshots_of(**all, node);
         error = write_whole_file(path, [&](std::ostream& out) {
             switch (form) {
-                case XMM_RMM_CSV: write_rmm_csv(out, taken[0].trace); break;
+                case XMM_RMM_CSV: write_rmm_csv(out, taken[0].trace, taken[0].segments); break;
                 case XMM_REPLAY_CSV:
                     write_replay_csv(out, taken[0].trace, taken[0].segments);
                     break;

@@ -126,6 +126,16 @@ static void nodes(void) {
     about.struct_size = offsetof(xmm_node_description, bytes);
     CHECK(xmm_describe_node(device, &about) == XMM_OK && about.node == device);
     CHECK(about.bytes == 0x5a5a5a5a5a5a5a5aULL);
+    /* One who knows more is told where the answer ends. */
+    struct {
+        xmm_node_description about;
+        uint64_t of_a_newer_library;
+    } more;
+    memset(&more, 0x5a, sizeof more);
+    more.about.struct_size = sizeof more;
+    CHECK(xmm_describe_node(device, &more.about) == XMM_OK && more.about.node == device);
+    CHECK(more.about.struct_size == sizeof about);
+    CHECK(more.of_a_newer_library == 0x5a5a5a5a5a5a5a5aULL);
     about.struct_size = 0;
     REFUSED(xmm_describe_node(device, &about), XMM_INVALID_ARGUMENT);
     REFUSED(xmm_describe_node(device, NULL), XMM_INVALID_ARGUMENT);

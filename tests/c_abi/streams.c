@@ -95,6 +95,27 @@ static int is_all(const unsigned char* bytes, size_t count, unsigned char wanted
     return 1;
 }
 
+/* What only the software driver has: null on a real one. */
+static struct {
+    int (*fail)(const char*, unsigned, unsigned, int);
+    int (*delay)(const char*, unsigned);
+    unsigned long long (*calls)(const char*);
+} soft;
+
+static void find_soft_driver(void) {
+    void* library = dlopen("libcuda.so.1", RTLD_NOW);
+    const struct {
+        void* to;
+        const char* name;
+    } all[] = {{&soft.fail, "xmmSoftCudaFail"},
+               {&soft.delay, "xmmSoftCudaDelay"},
+               {&soft.calls, "xmmSoftCudaCalls"}};
+    for (size_t i = 0; library != NULL && i < sizeof all / sizeof *all; ++i) {
+        void* found = dlsym(library, all[i].name);
+        memcpy(all[i].to, &found, sizeof found);
+    }
+}
+
 /* ---- */
 
 static void adopted_and_forgotten(void) {
@@ -216,13 +237,39 @@ static void captured(void) {
     REFUSED(xmm_copy(block, &byte, 1, queue), XMM_BUSY);
     REFUSED(xmm_queue_synchronize(queue), XMM_BUSY);
     REFUSED(xmm_queue_forget(queue), XMM_BUSY);
+    /* What the stream does to the block cannot be waited for now, so the block stays. */
+    xmm_queue other = NULL;
+    CHECK(xmm_queue_create(XMM_DEFAULT_NODE, &other) == XMM_OK);
+    CHECK(xmm_realloc(block, 8192, XMM_DEFAULT_NODE, NULL) == NULL);
+    CHECK(xmm_last_status() == XMM_BUSY);
+    CHECK(xmm_realloc(block, 8192, XMM_DEFAULT_NODE, other) == NULL);
+    CHECK(xmm_last_status() == XMM_BUSY);
+    CHECK(xmm_usable_size(block) == 4096);
     xmm_queue again = NULL;
     CHECK(xmm_queue_adopt(users, &again) == XMM_OK && again == queue);
     CHECK(xmm_queue_forget(again) == XMM_OK);
     CHECK(cu.end_capture(users, &graph) == 0 && graph != NULL && cu.destroy_graph(graph) == 0);
     CHECK(xmm_copy(block, &byte, 1, queue) == XMM_OK);
-    CHECK(xmm_free(block) == XMM_OK && xmm_queue_forget(queue) == XMM_OK);
+    block = xmm_realloc(block, 8192, XMM_DEFAULT_NODE, other);
+    CHECK(block != NULL && xmm_free(block) == XMM_OK);
+    CHECK(xmm_queue_destroy(other) == XMM_OK && xmm_queue_forget(queue) == XMM_OK);
     CHECK(cu.destroy(users) == 0);
+}
+
+/* A block whose zeroes fail half way goes back when none of them is under way any more. */
+static void zeroes_that_fail(void) {
+    if (soft.fail == NULL) {
+        return;
+    }
+    const unsigned skipped = 2; /* of four, since frames beside each other are zeroed at once */
+    const unsigned long long before = soft.calls("memset");
+    CHECK(soft.delay("memset", 20000) == 0);
+    CHECK(soft.fail("cuMemsetD32Async", skipped, 1, 2) == 0);
+    CHECK(xmm_calloc(1, 100 * MIB, devices[0], NULL) == NULL);
+    CHECK(soft.calls("memset") == before + skipped);
+    CHECK(soft.fail("cuMemsetD32Async", 0, 0, 0) == 0 && soft.delay("memset", 0) == 0);
+    void* block = xmm_calloc(1, 100 * MIB, devices[0], NULL);
+    CHECK(block != NULL && xmm_free(block) == XMM_OK);
 }
 
 int main(void) {
@@ -248,6 +295,8 @@ int main(void) {
     in_order();
     special_streams();
     captured();
+    find_soft_driver();
+    zeroes_that_fail();
     printf("%d checks, %d failures\n", checks, failures);
     return failures == 0 ? 0 : 1;
 }

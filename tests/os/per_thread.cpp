@@ -10,6 +10,8 @@
 
 #include <doctest/doctest.h>
 
+#include "child.hpp"
+
 using namespace xmm;
 
 namespace {
@@ -124,4 +126,21 @@ TEST_CASE("per_thread: threads end while owners are made and destroyed") {
         one.join();
     }
     CHECK(lasting.left == 400);
+}
+
+namespace {
+
+const xmm_test::child_case without_keys{
+    "per_thread without keys", [] {
+        pthread_key_t taken{};
+        while (::pthread_key_create(&taken, nullptr) == 0) {
+        }
+        owner one;
+        return !one.items.set(item(1)) && one.items.find() == nullptr ? 0 : 1;
+    }};
+
+}  // namespace
+
+TEST_CASE("per_thread: without a pthread key threads go without items") {
+    CHECK(xmm_test::run_child("per_thread without keys").exit_code == 0);
 }

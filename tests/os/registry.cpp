@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/os/registry.hpp>
 
+#include <array>
+#include <cstddef>
 #include <set>
 #include <thread>
 #include <vector>
@@ -8,6 +10,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <doctest/doctest.h>
@@ -41,7 +44,36 @@ struct outer_object {
     inner_object* inner = &registry::object<inner_object>();
 };
 
+struct optional_object {
+    static constexpr const char* registry_key = "test optional/1";
+    std::array<std::byte, 1 << 20> bytes{};  // more than is mapped already
+};
+
+// Nothing can be mapped while it is there.
+struct no_more_memory {
+    rlimit before{};
+    no_more_memory() {
+        ::getrlimit(RLIMIT_AS, &before);
+        const rlimit none{4096, before.rlim_max};
+        ::setrlimit(RLIMIT_AS, &none);
+    }
+    ~no_more_memory() { ::setrlimit(RLIMIT_AS, &before); }
+};
+
 }  // namespace
+
+TEST_CASE("registry: an object that there is no memory for may be asked for again") {
+    static_cast<void>(registry::instance());
+    optional_object* at = nullptr;
+    {
+        const no_more_memory while_it_lasts;
+        at = registry::try_object<optional_object>();
+    }
+    CHECK(at == nullptr);
+    at = registry::try_object<optional_object>();
+    REQUIRE(at != nullptr);
+    CHECK(at == &registry::object<optional_object>());
+}
 
 TEST_CASE("registry: one instance, found again") {
     CHECK(&registry::instance() == &registry::instance());

@@ -3,7 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <sstream>
+
 #include <xmm/resources/adaptors/logging_resource.hpp>
+#include <xmm/resources/export/rmm_csv.hpp>
 #include <xmm/resources/host_resource.hpp>
 
 #include "../../tools/replay/read_trace.hpp"
@@ -88,6 +91,40 @@ TEST_CASE("what xmm's logging_resource writes is read") {
     CHECK(all[0].peak_live_bytes == 71000);
 }
 
+TEST_CASE("a block that was there before the log is allocated when it begins") {
+    const trace one = read(head +
+                           "1,00:00:01.0,allocate,0x1000,64,0\n"
+                           "1,00:00:02.0,free,0x2000,100,0x7\n"
+                           "1,00:00:03.0,allocate,0x2000,8,0\n"
+                           "1,00:00:04.0,free,0x2000,8,0\n");
+    REQUIRE(one.events.size() == 5);
+    CHECK(one.duration_us() == 3'000'000);
+    CHECK(one.peak_live_bytes == 164);
+    CHECK(one.streams.size() == 2);
+    // As a heap of ours writes it: recorded from the middle, and sizes of frees as served.
+    xmm::recorded_trace made;
+    made.times = {.ns = 1000, .wall_ns = 1'700'000'000'000'000'000};
+    const auto add = [&](xmm::trace_action action, xmm::address at, std::size_t bytes,
+                         std::uint64_t ns) {
+        made.events.push_back({.ns = ns, .at = at, .bytes = bytes, .action = action});
+    };
+    add(xmm::trace_action::free_completed, 0x3000, 512, 1000);
+    add(xmm::trace_action::allocate, 0x1000, 100, 2000);
+    add(xmm::trace_action::free_requested, 0x2000, 512, 3000);
+    add(xmm::trace_action::free_completed, 0x2000, 512, 3000);
+    add(xmm::trace_action::free_requested, 0x1000, 256, 4000);
+    add(xmm::trace_action::allocate, 0x3000, 50, 5000);
+    xmm::snapshot_segment kept;
+    kept.blocks.push_back({{0x4000, 1024}, 1000, xmm::block_state::active_allocated});
+    kept.blocks.push_back({{0x3000, 256}, 50, xmm::block_state::active_allocated});
+    std::ostringstream log;
+    xmm::write_rmm_csv(log, made, {&kept, 1});
+    const trace own = read(log.str());
+    CHECK(own.blocks == 4);
+    CHECK(own.events.size() == 6);
+    CHECK(own.peak_live_bytes == 1000 + 512 + 100);
+}
+
 TEST_CASE("a bad line of a log is refused with its number and the reason") {
     CHECK(rmm_error_of(head) == "t: no allocation in this log");
     CHECK(rmm_error_of(head + "1,00:00:00.1,alloc,0x1,5,0\n") ==
@@ -106,8 +143,8 @@ TEST_CASE("a bad line of a log is refused with its number and the reason") {
           "t:2: an allocation without an address");
     CHECK(rmm_error_of(head + "1,00:00:00.1,allocate,0x1,5,0\n1,00:00:00.1,allocate,0x1,5,0\n") ==
           "t:3: block 0x1: is allocated again while it is alive");
-    CHECK(rmm_error_of(head + "1,00:00:00.1,free,0x1,5,0\n") ==
-          "t:2: block 0x1: is freed but not alive");
+    CHECK(rmm_error_of(head + "1,00:00:00.1,free,0x1,5,0\n1,00:00:00.1,free,0x1,5,0\n") ==
+          "t:3: block 0x1: is freed but not alive");
     CHECK(rmm_error_of(head + "1,00:00:00.1,allocate,0x1,5,0\n1,00:00:00.1,free,0x1,6,0\n") ==
           "t:3: block 0x1: is freed with 6 bytes but has 5");
 }

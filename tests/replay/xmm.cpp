@@ -103,3 +103,18 @@ TEST_CASE("a full device is reported with the event that got nothing") {
         CHECK(one.peak_reserved_bytes > with.device_bytes * 9 / 10);
     }
 }
+
+TEST_CASE("a free that the trace does not see the end of is over with the trace") {
+    const auto all = parse_trace("t",
+                                 "op,id,size,stream,us\n"
+                                 "a,0,4194304,0,0\n"
+                                 "r,0,4194304,0,1\n"
+                                 "a,1,4194304,0,2\n");
+    REQUIRE(all.size() == 1);
+    for (const char* allocator : {"xmm", "xmm-nojemalloc"}) {
+        CAPTURE(allocator);
+        const run_result one = replay(all[0], allocator, {.device_bytes = 4 << 20});
+        CHECK_FALSE(one.out_of_memory_at);
+        CHECK(one.wait_us <= 2);
+    }
+}

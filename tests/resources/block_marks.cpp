@@ -40,6 +40,9 @@ TEST_CASE("block_marks: a pointer anywhere in a block finds it, and nothing besi
     marks.enter(range.begin + 1280, 0);  // free
     const address last = range.end() - block_classes::largest_bytes;
     marks.give(last, largest);
+    CHECK(marks.find(range.begin - 1).is_empty());
+    CHECK(marks.find(range.end()).is_empty());
+    CHECK(marks.find(range.begin - (std::size_t{1} << 40)).is_empty());
     CHECK(marks.find(range.begin) == va_range{range.begin, 256});
     CHECK(marks.find(range.begin + 255) == va_range{range.begin, 256});
     CHECK(marks.find(range.begin + 256).is_empty());

@@ -302,3 +302,13 @@ TEST_CASE("the names are PyTorch's, each once, and a text has a line for each") 
     }
     CHECK(read_back == figures);
 }
+
+TEST_CASE("heap_statistics: many short driver calls add up") {
+    heap_statistics all;
+    for (int i = 0; i < 10'000; ++i) {
+        all.count_driver_ns(300);
+    }
+    CHECK(all.read().of(heap_count::driver_us) == 3000);
+    all.reset_accumulated();
+    CHECK(all.read().of(heap_count::driver_us) == 0);
+}

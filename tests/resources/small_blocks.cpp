@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "../os/child.hpp"
 #include "trap_port.hpp"
 
 using namespace xmm::literals;
@@ -524,4 +525,31 @@ TEST_SUITE("small_blocks") {
         CHECK(blocks->is_valid());
         CHECK(on.port.mistakes() == 0);
     }
+}
+
+namespace {
+
+const xmm_test::child_case without_memory{
+    "small_blocks without memory", [] {
+        device on;
+        if (const auto* functions = xmm::jemalloc_table::find()) {
+            functions->dallocx(functions->mallocx(100, 0),
+                               0);  // it has no status for its own first call
+        }
+        rlimit before{};
+        ::getrlimit(RLIMIT_AS, &before);
+        const rlimit none{4096, before.rlim_max};
+        ::setrlimit(RLIMIT_AS, &none);
+        const bool is_refused = !blocks_type::make(on.frames, xmm::queue_id{1});
+        ::setrlimit(RLIMIT_AS, &before);
+        auto made = blocks_type::make(on.frames, xmm::queue_id{1});
+        return is_refused && (made || made.code() == xmm::errc::unsupported) ? 0 : 1;
+    }};
+
+}  // namespace
+
+TEST_CASE("small_blocks: a process without memory for the first ones is told so, and goes on") {
+    const auto end = xmm_test::run_child("small_blocks without memory");
+    CHECK(end.exit_code == 0);
+    CHECK(end.errors == "");
 }

@@ -12,6 +12,8 @@
 
 #include <doctest/doctest.h>
 
+#include <xmm/resources/heap_resource.hpp>
+
 #include <sys/mman.h>
 
 using namespace xmm;
@@ -66,6 +68,9 @@ public:
         if (queue.value > 100) {
             return fail(errc::invalid_argument, "no such queue");
         }
+        if (queue.value != 0 && queue.value == captured) {
+            return fail(errc::busy, "the queue is being captured");
+        }
         return queue.value == 0 ? ticket{} : ticket{queue, submitted_[queue.value]};
     }
     bool is_done(ticket point) noexcept override {
@@ -86,6 +91,7 @@ public:
         return left_;
     }
     std::atomic<int> waits{0};
+    std::atomic<std::uint32_t> captured{0};  // a queue
 
 private:
     std::mutex lock_;
@@ -182,6 +188,42 @@ TEST_CASE("xpu_malloc: each queue that a block was lent to is awaited") {
     }
 }
 
+TEST_CASE("xpu_malloc: a note of the next owner outlives the end of the last one") {
+    malloc_rig r;
+    void* lent = r.make(1_MiB);  // so that there are notes
+    REQUIRE(r.heap.record_use(lent, queue_id{5}));
+    std::atomic<void*> in_use{nullptr};  // by the second queue, though given back
+    std::atomic<bool> is_over{false};
+    std::atomic<int> lost{0};
+    std::vector<std::thread> give_back;
+    for (int i = 0; i < 3; ++i) {
+        give_back.emplace_back([&] {
+            while (!is_over) {
+                void* one = r.make(3'000'000);
+                lost += one == in_use ? 1 : 0;
+                static_cast<void>(r.heap.deallocate(one));
+            }
+        });
+    }
+    for (int i = 0; i < 60'000; ++i) {
+        void* one = r.make(3'000'000);
+        r.paper.submit(second);
+        static_cast<void>(r.heap.record_use(one, second));
+        static_cast<void>(r.heap.deallocate(one));
+        in_use = one;
+        void* next = r.make(3'000'000);
+        lost += next == one ? 1 : 0;
+        static_cast<void>(r.heap.deallocate(next));
+        in_use = nullptr;
+        r.paper.complete(second);
+    }
+    is_over = true;
+    for (std::thread& one : give_back) {
+        one.join();
+    }
+    CHECK(lost == 0);
+}
+
 TEST_CASE("xpu_malloc: more lenders than a note holds are waited for on the spot") {
     malloc_rig r;
     void* one = r.make(1_MiB);
@@ -194,6 +236,62 @@ TEST_CASE("xpu_malloc: more lenders than a note holds are waited for on the spot
         r.paper.complete({queue});
     }
     CHECK(r.make(1_MiB) == one);
+}
+
+TEST_CASE("xpu_malloc: a tag whose blocks a captured queue uses is dropped, and they follow") {
+    for (const std::size_t bytes : {std::size_t{1000}, std::size_t{40'000}}) {
+        CAPTURE(bytes);
+        malloc_rig r;
+        const pool_tag tag = r.heap.make_tag().value();
+        for (int i = 0; i < 200; ++i) {
+            REQUIRE(r.heap.record_use(r.make(bytes, first, tag), second));
+        }
+        r.paper.captured = second.value;
+        r.heap.drop_tag(tag);
+        CHECK(r.now(heap_metric::allocation) == 0);
+        CHECK(r.now(heap_metric::active) == 200);
+        r.paper.captured = 0;
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::active) == 200);  // known now, and not over
+        r.paper.complete(second);
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::active) == 0);
+        CHECK(r.heap.make_tag().value() == tag);
+    }
+}
+
+TEST_CASE("xpu_malloc: a resource's block given back on a captured queue goes back after that") {
+    struct line {
+        queue_id number;
+        [[nodiscard]] queue_id id() const { return number; }
+        status synchronize() { return fail(errc::busy, "the queue is being captured"); }
+    };
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        malloc_rig r;
+        heap_resource memory{r.heap};
+        line own{first};
+        line captured{second};
+        void* one = memory.allocate(own, bytes);
+        r.paper.captured = second.value;
+        CHECK(r.heap.deallocate(one, second).code == errc::busy);
+        CHECK(r.heap.find(one).has_value());
+        memory.deallocate(captured, one, bytes);
+        CHECK(r.heap.find(one).code() == errc::not_mapped);
+        CHECK(!r.heap.deallocate(one));
+        CHECK(r.heap.deallocate_when_known(one).code == errc::invalid_argument);
+        void* other = memory.allocate(own, bytes);
+        CHECK(other != one);
+        memory.deallocate(own, other, bytes);
+        r.paper.captured = 0;
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::allocation) == 0);
+        CHECK(r.now(heap_metric::active) == 1);
+        r.paper.complete(second);
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::active) == 0);
+        CHECK(r.paper.left() == 256_MiB);
+    }
 }
 
 TEST_CASE("xpu_malloc: bad input is refused and changes nothing") {
@@ -240,6 +338,34 @@ TEST_CASE("xpu_malloc: pointers into a block find it, its queue and tag") {
         CHECK(r.heap.deallocate(one));
         CHECK(r.heap.find(one).code() == errc::not_mapped);
     }
+}
+
+TEST_CASE("xpu_malloc: a pointer may be asked for while its addresses are given back") {
+    malloc_rig r;
+    std::atomic<address> last{0};
+    std::atomic<bool> is_over{false};
+    std::thread asks{[&] {
+        while (!is_over) {
+            if (const address at = last; at != 0) {
+                result<block_info> found = r.heap.find(to_pointer(at + 100));
+                if (found && !found->range.contains(at + 100)) {
+                    FAIL_CHECK("a block that is not there");
+                }
+            }
+        }
+    }};
+    for (int i = 0; i < 3000; ++i) {
+        const pool_tag tag{static_cast<std::uint16_t>(1 + i % 3)};
+        for (const std::size_t bytes : {std::size_t{5000}, std::size_t{3'000'000}}) {
+            void* one = r.make(bytes, first, tag);
+            last = to_address(one);
+            CHECK(r.heap.find(one)->range.begin == to_address(one));
+            CHECK(r.heap.deallocate(one));
+            static_cast<void>(r.heap.trim(tag));
+        }
+    }
+    is_over = true;
+    asks.join();
 }
 
 TEST_CASE("xpu_malloc: every alignment") {
@@ -441,6 +567,10 @@ TEST_CASE("xpu_malloc: in need what queues still use is waited for before anybod
     void* other = r.make(40_MiB);
     CHECK(r.paper.waits > 0);
     CHECK(!was_asked);
+    // None of these was for a frame that could not move.
+    CHECK(static_cast<std::uint64_t>(r.heap.figures().of(heap_count::queue_waits)) ==
+          r.heap.frames().counts().waits);
+    CHECK(r.heap.figures().of(heap_count::queue_waits) < r.paper.waits);
     CHECK(r.heap.deallocate(other));
 }
 
@@ -461,6 +591,24 @@ TEST_CASE("xpu_malloc: trimmed memory is the device's again") {
     CHECK(r.paper.left() == before + gone);
     CHECK(r.paper.left() == 256_MiB);
     CHECK(r.now(heap_metric::reserved_bytes) == 0);
+}
+
+TEST_CASE("xpu_malloc: idle frames of a busy heap are idle") {
+    malloc_rig r;
+    CHECK(r.heap.deallocate(r.make(100_MiB)));
+    r.heap.statistics().reset_peaks();
+    std::atomic<bool> is_over{false};
+    std::thread keeps_busy{[&] {
+        while (!is_over) {
+            static_cast<void>(r.heap.deallocate(r.make(1_MiB)));
+        }
+    }};
+    for (int i = 0; i < 5000; ++i) {
+        static_cast<void>(r.heap.figures());
+    }
+    is_over = true;
+    keeps_busy.join();
+    CHECK(r.heap.figures().of(heap_metric::inactive_split_bytes).peak <= std::int64_t{8_MiB});
 }
 
 TEST_CASE("xpu_malloc: tags are trimmed apart") {
@@ -573,6 +721,26 @@ TEST_CASE("xpu_malloc: what lies on the shelf of a queue that is over goes to th
         CHECK(r.make(bytes, {3}, {7}) != freed);
         CHECK(r.make(bytes, {4}) != freed);
         r.heap.forget({5});  // had none
+    }
+}
+
+TEST_CASE(
+    "xpu_malloc: what lies on the shelf of a queue that is over goes to those without a queue") {
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        malloc_rig r{1_GiB};
+        void* freed = r.make(bytes);
+        void* kept = r.make(bytes);
+        CHECK(r.heap.deallocate(freed, first));
+        r.paper.complete(first);
+        r.heap.forget(first);
+        CHECK(r.make(bytes, {}) == freed);
+        for (int i = 0; i < 3; ++i) {
+            CHECK(r.heap.allocate({.bytes = bytes, .may_make_shelf = false}).has_value());
+        }
+        CHECK(r.make(bytes, {3}) != kept);
+        CHECK(r.make(bytes, {4}) != kept);
+        CHECK(r.heap.find(kept)->queue == queue_id{});
     }
 }
 

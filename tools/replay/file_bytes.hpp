@@ -95,6 +95,8 @@ public:
         }
         return true;
     }
+    // Of the line that was read last, from 1.
+    [[nodiscard]] std::size_t number() const noexcept { return number_; }
     [[noreturn]] void fail(std::string_view reason) const {
         throw bad_input(fmt::format("{}:{}: {}", name_, number_, reason));
     }

@@ -5,7 +5,8 @@
 //          today, and Event Type,Device ID,Address,Stream,Size (bytes),...,Start,... of RMM before 0.15,
 //          whose frees have no size. Time is a clock's (the microseconds after a point or a colon) or
 //          seconds; a clock that goes back by more than half a day has passed midnight.
-//          Failed attempts and blocks of no bytes hold no memory and are passed over.
+//          Failed attempts and blocks of no bytes hold no memory and are passed over. A block whose first line is
+//          a free with a size was there before: it is allocated when the log begins.
 // Failure  bad_input with file, line and reason.
 #pragma once
 
@@ -17,6 +18,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_set>
+#include <vector>
 
 #include "file_bytes.hpp"
 #include "trace.hpp"
@@ -169,6 +171,67 @@ private:
     std::uint64_t days_ = 0;
 };
 
+struct rmm_line {
+    std::size_t number = 0;  // of the line
+    bool is_allocation = false;
+    std::uint64_t pointer = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t stream = 0;
+    std::uint64_t us = 0;
+};
+
+// Without failed attempts.
+[[nodiscard]] inline std::vector<rmm_line> read_rmm_lines(line_reader& lines,
+                                                          const rmm_columns& columns) {
+    std::vector<rmm_line> out;
+    rmm_clock clock;
+    std::optional<std::string_view> device;
+    std::string_view line;
+    while (lines.next(line)) {
+        if (line.empty() || line.front() == '#') {
+            continue;
+        }
+        std::array<std::string_view, rmm_columns::most> fields;
+        const auto count = split_fields(line, fields);
+        // Locations of old logs may hold commas; they come last.
+        if (count && *count < columns.count) {
+            lines.fail(fmt::format("{} of the {} fields of the first line", *count, columns.count));
+        }
+        if (!columns.is_old && (!count || *count > columns.count)) {
+            lines.fail(fmt::format("more than the {} fields of the first line", columns.count));
+        }
+        for (std::string_view& field : fields) {
+            field = trim(field);
+        }
+        const std::string_view action = fields[columns.action];
+        rmm_line one;
+        one.number = lines.number();
+        one.us = clock.read(lines, fields[columns.time]);
+        one.pointer = pointer_field(lines, fields[columns.pointer], "pointer");
+        one.bytes = decimal_field(lines, fields[columns.size], "size");
+        one.stream = columns.stream == rmm_columns::none
+                         ? 0
+                         : pointer_field(lines, fields[columns.stream], "stream");
+        if (columns.device != rmm_columns::none) {
+            if (device.value_or(fields[columns.device]) != fields[columns.device]) {
+                lines.fail("more than one device; split the log");
+            }
+            device = fields[columns.device];
+        }
+        one.is_allocation = action == "allocate" || action == "Alloc";
+        if (one.is_allocation && one.bytes != 0 && one.pointer == 0) {
+            lines.fail("an allocation without an address");
+        }
+        if (one.is_allocation || action == "free" || action == "Free") {
+            out.push_back(one);
+        } else if (action != "allocate failure") {
+            lines.fail(fmt::format("unknown action {}: expected allocate, allocate failure or free",
+                                   quote(action)));
+        }
+    }
+    return out;
+}
+
 }  // namespace detail
 
 [[nodiscard]] inline bool is_rmm_log(std::string_view text) {
@@ -188,65 +251,33 @@ private:
                         ":1: not the head of an allocation log: expected "
                         "Thread,Time,Action,Pointer,Size,Stream");
     }
+    const std::vector<detail::rmm_line> all = detail::read_rmm_lines(lines, *columns);
     trace_builder out;
-    detail::rmm_clock clock;
+    std::unordered_set<std::uint64_t> seen;
+    for (const detail::rmm_line& one : all) {
+        if (seen.insert(one.pointer).second && !one.is_allocation && one.pointer != 0 &&
+            one.bytes > 0) {
+            (void)out.allocate(one.pointer, one.bytes, one.stream, all.front().us);  // the first
+        }
+    }
     std::unordered_set<std::uint64_t> empty_blocks;
-    std::optional<std::string_view> device;
-    while (lines.next(line)) {
-        if (line.empty() || line.front() == '#') {
-            continue;
-        }
-        std::array<std::string_view, detail::rmm_columns::most> fields;
-        const auto count = split_fields(line, fields);
-        // Locations of old logs may hold commas; they come last.
-        if (count && *count < columns->count) {
-            lines.fail(
-                fmt::format("{} of the {} fields of the first line", *count, columns->count));
-        }
-        if (!columns->is_old && (!count || *count > columns->count)) {
-            lines.fail(fmt::format("more than the {} fields of the first line", columns->count));
-        }
-        for (std::string_view& field : fields) {
-            field = detail::trim(field);
-        }
-        const std::string_view action = fields[columns->action];
-        const std::uint64_t us = clock.read(lines, fields[columns->time]);
-        const std::uint64_t pointer =
-            detail::pointer_field(lines, fields[columns->pointer], "pointer");
-        const std::uint64_t bytes = decimal_field(lines, fields[columns->size], "size");
-        const std::uint64_t stream =
-            columns->stream == detail::rmm_columns::none
-                ? 0
-                : detail::pointer_field(lines, fields[columns->stream], "stream");
-        if (columns->device != detail::rmm_columns::none) {
-            if (device.value_or(fields[columns->device]) != fields[columns->device]) {
-                lines.fail("more than one device; split the log");
-            }
-            device = fields[columns->device];
-        }
+    for (const detail::rmm_line& one : all) {
         trace_builder::outcome why;
-        if (action == "allocate" || action == "Alloc") {
-            if (bytes == 0) {
-                empty_blocks.insert(pointer);
-            } else if (pointer == 0) {
-                lines.fail("an allocation without an address");
-            } else {
-                empty_blocks.erase(pointer);
-                why = out.allocate(pointer, bytes, stream, us);
-            }
-        } else if (action == "free" || action == "Free") {
-            if (!out.is_alive(pointer) && (pointer == 0 || empty_blocks.erase(pointer) != 0)) {
-                continue;
-            }
+        if (one.is_allocation && one.bytes == 0) {
+            empty_blocks.insert(one.pointer);
+        } else if (one.is_allocation) {
+            empty_blocks.erase(one.pointer);
+            why = out.allocate(one.pointer, one.bytes, one.stream, one.us);
+        } else if (out.is_alive(one.pointer) ||
+                   (one.pointer != 0 && empty_blocks.erase(one.pointer) == 0)) {
             why = out.complete_free(
-                pointer, columns->is_old && bytes == 0 ? std::nullopt : std::optional{bytes},
-                stream, us);
-        } else if (action != "allocate failure") {
-            lines.fail(fmt::format("unknown action {}: expected allocate, allocate failure or free",
-                                   quote(action)));
+                one.pointer,
+                columns->is_old && one.bytes == 0 ? std::nullopt : std::optional{one.bytes},
+                one.stream, one.us);
         }
         if (why) {
-            lines.fail(fmt::format("block 0x{:x}: {}", pointer, *why));
+            throw bad_input(
+                fmt::format("{}:{}: block 0x{:x}: {}", name, one.number, one.pointer, *why));
         }
     }
     if (out.is_empty()) {

@@ -78,9 +78,10 @@ struct run_result {
     }
 };
 
-// When each block's free is complete; blocks that stay have no entry but the end of time.
+// When each block's free is complete: what the trace does not tell any more, at its last event.
 [[nodiscard]] inline std::vector<std::uint64_t> completion_times(const trace& source) {
-    std::vector<std::uint64_t> out(source.blocks, UINT64_MAX);
+    const std::uint64_t end = source.events.empty() ? 0 : source.events.back().microseconds;
+    std::vector<std::uint64_t> out(source.blocks, end);
     for (const trace_event& event : source.events) {
         if (event.op == trace_op::free_completed) {
             out[event.block] = event.microseconds;

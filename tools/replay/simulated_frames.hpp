@@ -16,6 +16,8 @@
 #include <chrono>
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
+#include <new>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -83,17 +85,29 @@ public:
         if (options_.device_bytes != 0 && bill_.reserved() + bytes > options_.device_bytes) {
             return fail(errc::no_memory, "the simulated device is full");
         }
-        frame real;
+        std::unique_ptr<simulated_frame> own{new (std::nothrow) simulated_frame{}};
+        if (own == nullptr) {
+            return no_record();
+        }
+        own->bytes = bytes;
         status made;
         const double us = cost({driver_call::create}, bytes, [&] {
             auto got = options_.backing.frame_create(options_.node, bytes);
             made = got ? status{} : got.error();
-            real = got ? *got : frame{};
+            own->real = got ? *got : frame{};
         });
         if (!made) {
             return made;
         }
-        return port_frame{new simulated_frame{bytes, real, bill_.add_create(bytes, us)}};
+        try {
+            own->made = bill_.add_create(bytes, us);
+        } catch (const std::bad_alloc&) {
+            if (options_.backing) {
+                options_.backing.frame_drop(own->real);
+            }
+            return no_record();
+        }
+        return port_frame{own.release()};
     }
     void drop(port_frame one, std::size_t bytes) noexcept override {
         auto* own = static_cast<simulated_frame*>(one.handle);
@@ -181,10 +195,14 @@ private:
         return us;
     }
 
+    static status no_record() noexcept {
+        return fail(errc::no_memory, "the host has no memory for the bill");
+    }
+
     struct simulated_frame {
-        std::size_t bytes;
+        std::size_t bytes = 0;
         frame real;
-        driver_bill::creation made;
+        driver_bill::creation made{};
         unsigned mappings = 0;
         bool was_mapped = false;
     };

@@ -7,7 +7,8 @@
 // Threads  find() and set() are for the calling thread and take no lock, but that set() may take the directory's
 //          when the table grows: call it with no lock of ours held. `leave` runs on the thread that ends,
 //          under the directory's lock (before all ranked locks): it must not make or destroy an owner.
-// Failure  set() is false without memory; a thread in its last destructors may find nothing any more.
+// Failure  set() is false without memory, and in a process that has no pthread key left, or had no memory for the
+//          directory when the owner was made. A thread in its last destructors may find nothing any more.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +23,8 @@
 #include <xmm/os/registry.hpp>
 
 namespace xmm {
+
+class per_thread;
 
 class thread_items {
 public:
@@ -45,21 +48,16 @@ private:
     const std::uint64_t number_;
     const leave_function leave_;
     void* const self_;
-    list_link link_;  // under the directory's lock
+    list_link link_;         // under the directory's lock
+    per_thread* const all_;  // null: there was no memory for it
 };
 
 // The process's directory of owners, and each thread's table.
 class per_thread {
 public:
-    static constexpr const char* registry_key = "per_thread/1";
+    static constexpr const char* registry_key = "per_thread/2";
 
-    per_thread() noexcept {
-        if (::pthread_key_create(&key_, &thread_ends) != 0) {
-            detail::registry_failed(registry_key, "no pthread key is left");
-        }
-    }
-
-    static per_thread& instance() noexcept { return registry::object<per_thread>(); }
+    per_thread() noexcept : has_key_{::pthread_key_create(&key_, &thread_ends) == 0} {}
 
 private:
     friend class thread_items;
@@ -86,9 +84,12 @@ private:
     }
     // Not kept in a thread_local: every shared object would have its own, and none but one learn of the end.
     table* table_of_thread() const noexcept {
-        return static_cast<table*>(::pthread_getspecific(key_));
+        return has_key_ ? static_cast<table*>(::pthread_getspecific(key_)) : nullptr;
     }
     table* make_table() noexcept {
+        if (!has_key_) {
+            return nullptr;
+        }
         void* memory = ::mmap(nullptr, table_bytes(first_capacity), PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) {
@@ -148,7 +149,7 @@ private:
 
     static void thread_ends(void* data) noexcept {
         auto& all = *static_cast<table*>(data);
-        per_thread& directory = instance();
+        per_thread& directory = registry::object<per_thread>();  // it is there
         if (all.used != 0) {
             std::lock_guard guard{directory.lock_};
             directory.owners_.for_each([&](const thread_items& owner) {
@@ -167,36 +168,41 @@ private:
     }
 
     pthread_key_t key_{};
+    const bool has_key_;
     std::mutex lock_;
     list<thread_items, &thread_items::link_> owners_;  // under lock_
 };
 
 inline thread_items::thread_items(leave_function leave, void* self) noexcept
-    : number_{registry::next_number(number_kind::other)}, leave_{leave}, self_{self} {
-    per_thread& all = per_thread::instance();
-    std::lock_guard guard{all.lock_};
-    all.owners_.push_back(*this);
+    : number_{registry::next_number(number_kind::other)},
+      leave_{leave},
+      self_{self},
+      all_{registry::try_object<per_thread>()} {
+    if (all_ != nullptr) {
+        std::lock_guard guard{all_->lock_};
+        all_->owners_.push_back(*this);
+    }
 }
 inline thread_items::~thread_items() {
-    per_thread& all = per_thread::instance();
-    std::lock_guard guard{all.lock_};
-    all.owners_.remove(*this);
+    if (all_ != nullptr) {
+        std::lock_guard guard{all_->lock_};
+        all_->owners_.remove(*this);
+    }
 }
 inline void* thread_items::find() const noexcept {
-    const per_thread::table* all = per_thread::instance().table_of_thread();
-    return all == nullptr ? nullptr : per_thread::find_in(*all, number_)->item;
+    const per_thread::table* mine = all_ != nullptr ? all_->table_of_thread() : nullptr;
+    return mine == nullptr ? nullptr : per_thread::find_in(*mine, number_)->item;
 }
 inline bool thread_items::set(void* item) noexcept {
-    per_thread& directory = per_thread::instance();
-    per_thread::table* all = directory.table_of_thread();
-    if (all == nullptr && (all = directory.make_table()) == nullptr) {
+    per_thread::table* mine = all_ != nullptr ? all_->table_of_thread() : nullptr;
+    if (mine == nullptr && (all_ == nullptr || (mine = all_->make_table()) == nullptr)) {
         return false;
     }
-    if (2 * (all->used + 1) > all->capacity && !directory.grow(*all)) {
+    if (2 * (mine->used + 1) > mine->capacity && !all_->grow(*mine)) {
         return false;
     }
-    per_thread::entry* one = per_thread::find_in(*all, number_);
-    all->used += one->owner == 0 ? 1 : 0;
+    per_thread::entry* one = per_thread::find_in(*mine, number_);
+    mine->used += one->owner == 0 ? 1 : 0;
     *one = {number_, item};
     return true;
 }

@@ -8,7 +8,8 @@
 // Threads  Any. One claim at a time: the dynamic linker's own lock, which all shared objects share,
 //          is held for it. object() and next_number() take no lock once the object is known here.
 // Failure  What cannot be shared safely (no address free, another layout under one name) aborts with a
-//          message: two "process-wide" states would be silent corruption.
+//          message: two "process-wide" states would be silent corruption. So does object() without memory, where
+//          try_object() says so, and may be asked again.
 // See      A child of fork has a copy of all this, but not the threads and devices behind it:
 //          is_forked_child().
 #pragma once
@@ -174,7 +175,14 @@ public:
         static_assert(std::is_default_constructible_v<T>);
         // acquire: pairs with the release below; the object was built before.
         T* known = known_object<T>.load(std::memory_order_acquire);
-        return known != nullptr ? *known : find_or_build<T>();
+        return known != nullptr ? *known : *find_or_build<T>(false);
+    }
+    // The same; null, and nothing has changed, if there is no memory to build it in.
+    template <class T>
+    static T* try_object() {
+        static_assert(std::is_default_constructible_v<T>);
+        T* known = known_object<T>.load(std::memory_order_acquire);  // acquire: as above
+        return known != nullptr ? known : find_or_build<T>(true);
     }
 
     // 1, 2, 3, ...: no number of a kind is given twice in a process. Lock-free.
@@ -293,29 +301,32 @@ private:
     }
 
     template <class T>
-    [[gnu::noinline]] static T& find_or_build() {
+    [[gnu::noinline]] static T* find_or_build(bool may_fail) {
         static_assert(sizeof(T) <= 64 << 20);
-        T* at = static_cast<T*>(instance().object_of(T::registry_key, sizeof(T),
-                                                     [](void* memory) { ::new (memory) T; }));
+        T* at = static_cast<T*>(instance().object_of(
+            T::registry_key, sizeof(T), [](void* memory) { ::new (memory) T; }, may_fail));
         known_object<T>.store(at, std::memory_order_release);
-        return *at;
+        return at;
     }
 
-    void* object_of(const char* key, std::size_t bytes, void (*build)(void*)) {
+    void* object_of(const char* key, std::size_t bytes, void (*build)(void*), bool may_fail) {
         slot& mine = slot_of(key, bytes);
-        std::uint32_t seen = unused;
-        // acquire on failure: pairs with the release of `ready`; the object was built before.
-        if (mine.state.compare_exchange_strong(seen, building, std::memory_order_acquire)) {
-            build_into(mine, build);
-        } else if (seen == building) {
-            wait_until_built(mine);
+        for (;;) {
+            std::uint32_t seen = unused;
+            // acquire on failure: pairs with the release of `ready`; the object was built before.
+            if (mine.state.compare_exchange_strong(seen, building, std::memory_order_acquire)) {
+                return build_into(mine, build, may_fail) ? mine.object : nullptr;
+            }
+            if (seen == ready) {
+                return mine.object;
+            }
+            wait_while_built(mine);
         }
-        return mine.object;
     }
 
-    static void wait_until_built(slot& mine) noexcept {
-        // acquire: pairs with the release of `ready`.
-        while (mine.state.load(std::memory_order_acquire) != ready) {
+    static void wait_while_built(slot& mine) noexcept {
+        // relaxed: the caller looks at it again.
+        while (mine.state.load(std::memory_order_relaxed) == building) {
             // relaxed: what a thread compares with itself, it wrote itself.
             if (mine.builder.load(std::memory_order_relaxed) == this_thread()) {
                 detail::registry_failed(mine.key, "its constructor asks for itself");
@@ -330,13 +341,20 @@ private:
 
     static ::pid_t this_thread() noexcept { return static_cast<::pid_t>(::syscall(SYS_gettid)); }
 
-    static void build_into(slot& mine, void (*build)(void*)) {
+    // False: no memory, and the next one may try.
+    static bool build_into(slot& mine, void (*build)(void*), bool may_fail) {
         mine.builder.store(this_thread(), std::memory_order_relaxed);
         mine.builder_pid.store(::getpid(), std::memory_order_relaxed);
         const std::size_t os_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
         void* memory = detail::map_forever(align_up(mine.bytes, os_page));
         if (memory == nullptr) {
-            detail::registry_failed(mine.key, "no memory");
+            if (!may_fail) {
+                detail::registry_failed(mine.key, "no memory");
+            }
+            mine.builder.store(0, std::memory_order_relaxed);
+            mine.state.store(unused, std::memory_order_release);
+            detail::futex_wake_all(mine.state);
+            return false;
         }
         detail::pin_this_object();
         try {
@@ -348,6 +366,7 @@ private:
         mine.builder.store(0, std::memory_order_relaxed);
         mine.state.store(ready, std::memory_order_release);
         detail::futex_wake_all(mine.state);
+        return true;
     }
 
     // Slots are only ever added, so the table lock is short and never held while something is built.

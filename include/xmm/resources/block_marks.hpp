@@ -52,6 +52,9 @@ public:
     }
     // The block in the program's hands around an address; empty if there is none.
     [[nodiscard]] va_range find(address at) const noexcept {
+        if (!contains(at)) {
+            return {};
+        }
         const address last = align_down(at, block_classes::unit);
         for (std::size_t back = 0; back < block_classes::largest_bytes;
              back += block_classes::unit) {

@@ -139,19 +139,21 @@ public:
         return trim_where(keep_bytes, &tag);
     }
 
-    // Of frames that no block needs now. Heaps that are busy are left out.
+    // Of frames that no block needs now. Heaps whose lock is not to be had for long are left out.
     [[nodiscard]] std::size_t idle_bytes() noexcept {
-        return with(lock_, [&] {
+        for (unsigned tries = 0;; ++tries) {
             errand job;
-            list_idle_locked(job);
-            std::size_t bytes = 0;
-            for (const auto* list : {&idle_, &others_}) {
-                for (const idle_slot& one : *list) {
-                    bytes += one.span->slot_bytes();
-                }
+            const std::size_t bytes = with(lock_, [&] { return idle_bytes_locked(job); });
+            if (!job.has_skipped || tries == 2 * most_retries) {
+                return bytes;
             }
-            return bytes;
-        });
+            // Whoever has that lock may be waiting for ours, or for a queue.
+            if (tries < most_retries) {
+                std::this_thread::yield();
+            } else {
+                std::this_thread::sleep_for(std::chrono::milliseconds{1});
+            }
+        }
     }
     // Of frames behind the addresses of users with that tag.
     [[nodiscard]] std::size_t reserved_bytes(std::uint32_t tag) const noexcept {
@@ -309,6 +311,16 @@ private:
                                port_->is_quiet(victim.span->slot_begin(victim.slot)));
     }
     void list_idle_locked(errand& job) noexcept;
+    [[nodiscard]] std::size_t idle_bytes_locked(errand& job) noexcept {
+        list_idle_locked(job);
+        std::size_t bytes = 0;
+        for (const auto* list : {&idle_, &others_}) {
+            for (const idle_slot& one : *list) {
+                bytes += one.span->slot_bytes();
+            }
+        }
+        return bytes;
+    }
     bool claim_locked(const idle_slot& victim, errand& job, port_frame& taken) noexcept;
     void drop_locked(port_frame frame, std::size_t bytes) noexcept {
         port_->drop(frame, bytes);

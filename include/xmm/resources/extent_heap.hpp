@@ -108,9 +108,12 @@ public:
             return block != nullptr ? block->range : va_range{};
         });
     }
-    // Of the block that the address lies in; empty if it lies in none. Looks through a span.
+    // Of the block that the address lies in; empty if it lies in none. Looks through a span, but for a block's begin.
     [[nodiscard]] va_range find_inside(const void* pointer) const noexcept {
         return with(user_.lock(), [&] {
+            if (const extent* block = blocks_.find(to_address(pointer)); block != nullptr) {
+                return block->is_pending ? va_range{} : block->range;
+            }
             for (const span_chain* chain = spans_; chain != nullptr; chain = chain->next) {
                 if (!chain->span->range().contains(to_address(pointer))) {
                     continue;

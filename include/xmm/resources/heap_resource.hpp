@@ -3,7 +3,8 @@
 //
 // Model    Blocks of the node's one heap under a tag of the user's choice: resources of one heap and tag are
 //          equal. A block given back on its queue is reused there at once; given back on another one, once
-//          that has passed this point; on a stream that is no queue of the space, the call waits for it.
+//          that has passed this point; on a stream that is no queue of the space, the call waits for it. While a
+//          stream is being captured, what was given back on it waits for the end of that.
 // Threads  Any.
 // Failure  allocate throws out_of_memory, after all that the heap can do in need has been done. A pointer that is
 //          no block is reported on stderr and left alone. In a child of fork, which has none of this memory,
@@ -58,7 +59,7 @@ private:
         if (stream.queue() == queue_id{}) {
             (void)stream.synchronize();  // fails on a lost device only, which runs nothing any more
         }
-        if (const status outcome = heap_.deallocate(pointer, stream.queue()); !outcome) {
+        if (const status outcome = heap_.deallocate_when_known(pointer, stream.queue()); !outcome) {
             std::fprintf(stderr, "xmm: %s: %p is left alone: %s\n", this->name(), pointer,
                          outcome.why);
         }

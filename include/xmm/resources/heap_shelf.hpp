@@ -27,12 +27,28 @@ namespace xmm {
 
 struct heap_shelf;
 
-// What stands behind the addresses of one reservation.
+// What stands behind the addresses of one reservation. Who has a block there reads it as it likes. Who has none may find
+// a note that is another reservation's by now: see xpu_malloc::find.
 struct span_note {
-    heap_shelf* owner = nullptr;
-    bool is_small = false;
+    // relaxed, all: who has a block got its address after these were written; who has none looks again under the
+    // owner's lock.
+    [[nodiscard]] heap_shelf* owner() const noexcept {
+        return owner_.load(std::memory_order_relaxed);
+    }
+    [[nodiscard]] bool is_small() const noexcept {
+        return is_small_.load(std::memory_order_relaxed);
+    }
+    void set(heap_shelf& owner, bool is_small) noexcept {
+        owner_.store(&owner, std::memory_order_relaxed);
+        is_small_.store(is_small, std::memory_order_relaxed);
+    }
+
     block_marks marks;  // if small
     list_link link;     // among the owner's small ones
+
+private:
+    std::atomic<heap_shelf*> owner_{nullptr};
+    std::atomic<bool> is_small_{false};
 };
 
 struct heap_shelf {
@@ -61,16 +77,9 @@ struct heap_shelf {
         // relaxed: it changes when all work of the one before is done, so the one before is as good an answer.
         return {queue_.load(std::memory_order_relaxed)};
     }
-    // Under the table's mutex. All work of the queue before is done.
-    void go_to(queue_id next_one) noexcept {
-        large.set_queue(next_one);
-        if (small != nullptr) {
-            small->set_queue(next_one);
-        }
-        queue_.store(next_one.value, std::memory_order_relaxed);
-        // release: pairs with the acquire in shelf_table::find.
-        key.store(next_one.value != 0 ? key_of(next_one, tag) : no_key, std::memory_order_release);
-    }
+    // Under the table's mutex, both. All work of the queue before is done. Number 0 is a queue as any other here.
+    void go_to(queue_id next_one) noexcept { change_to(next_one, key_of(next_one, tag)); }
+    void become_nobodys() noexcept { change_to({}, no_key); }
 
     // (C) constant once published  (A) atomic, written under the table's mutex  (L) lock
     std::atomic<std::uint64_t> key;          // (A)  no_key: it is nobody's
@@ -85,6 +94,16 @@ struct heap_shelf {
     std::unique_ptr<small_kind> small;  // (C)  null: no jemalloc
 
 private:
+    void change_to(queue_id next_one, std::uint64_t its_key) noexcept {
+        large.set_queue(next_one);
+        if (small != nullptr) {
+            small->set_queue(next_one);
+        }
+        queue_.store(next_one.value, std::memory_order_relaxed);
+        // release: pairs with the acquire in shelf_table::find.
+        key.store(its_key, std::memory_order_release);
+    }
+
     std::atomic<std::uint32_t> queue_;  // (A)
 };
 
@@ -105,7 +124,7 @@ public:
     // Null if there is none yet, or if it changes hands right now: make() knows.
     [[nodiscard]] heap_shelf* find(queue_id queue, pool_tag tag) const noexcept {
         const std::uint64_t key = heap_shelf::key_of(queue, tag);
-        // acquire, all three: pair with the releases in enter and go_to; a shelf is complete before it is found.
+        // acquire, all three: pair with the releases in enter and change_to; a shelf is complete before it is found.
         heap_shelf* one = buckets_[bucket_of(key)].load(std::memory_order_acquire);
         while (one != nullptr && one->key.load(std::memory_order_acquire) != key) {
             one = one->next.load(std::memory_order_acquire);
@@ -148,7 +167,7 @@ public:
             if (key == heap_shelf::key_of(queue, one.tag)) {
                 before(one);
                 leave(one, key);
-                one.go_to({});
+                one.become_nobodys();
             }
         });
     }

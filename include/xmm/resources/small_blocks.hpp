@@ -227,11 +227,12 @@ private:
     }
 
     // (C) constant once made  (A) atomic
-    const jemalloc_functions functions_;  // (C) a copy: one load less
-    std::atomic<std::uint64_t> key_{0};   // (A) its number, then how often it was flushed
-    std::size_t entry_ = 0;               // (C) its place among a thread's entries
-    unsigned arena_ = 0;                  // (C)
-    bool has_arena_ = false;              // (C)
+    const jemalloc_functions functions_;               // (C) a copy: one load less
+    detail::thread_cache_records* records_ = nullptr;  // (C)
+    std::atomic<std::uint64_t> key_{0};  // (A) its number, then how often it was flushed
+    std::size_t entry_ = 0;              // (C) its place among a thread's entries
+    unsigned arena_ = 0;                 // (C)
+    bool has_arena_ = false;             // (C)
     std::atomic<detail::thread_cache*> caches_{nullptr};  // (A) all ever made; only ever pushed
     extent_hooks<Frames> hooks_;
 };
@@ -249,6 +250,10 @@ result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(
     std::unique_ptr<small_blocks> made{new (std::nothrow)
                                            small_blocks{frames, queue, tag, *functions}};
     if (made == nullptr) {
+        return fail(errc::no_memory, "the host has no memory for records");
+    }
+    made->records_ = registry::try_object<detail::thread_cache_records>();
+    if (made->records_ == nullptr) {
         return fail(errc::no_memory, "the host has no memory for records");
     }
     jemalloc_arena_config config{made->hooks_.table(), false};
@@ -278,7 +283,6 @@ result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(
 template <class Frames>
 small_blocks<Frames>::~small_blocks() {
     // Caches first: one that outlived the arena would hand out what is gone.
-    auto& records = registry::object<detail::thread_cache_records>().all;
     // relaxed: no thread is in a call.
     for (auto* one = caches_.load(std::memory_order_relaxed); one != nullptr;) {
         detail::thread_cache* next = one->next_of_owner;
@@ -292,7 +296,7 @@ small_blocks<Frames>::~small_blocks() {
                 detail::futex_wait(one->now, was);
             } else if (was == detail::thread_cache::idle) {
                 one->drop();
-                records.give_back(one);
+                records_->all.give_back(one);
                 break;
             } else {
                 const unsigned index = one->index;
@@ -342,7 +346,7 @@ detail::thread_cache* small_blocks<Frames>::cache_of_this_thread() noexcept {
         // acquire: pairs with the release of `orphan`.
         if (one->now.load(std::memory_order_acquire) == detail::thread_cache::orphan) {
             *at = one->next_of_thread;
-            registry::object<detail::thread_cache_records>().all.give_back(one);
+            records_->all.give_back(one);
         } else if (one->owner == number) {
             return one;
         } else {
@@ -377,14 +381,13 @@ detail::thread_cache* small_blocks<Frames>::idle_cache() noexcept {
 
 template <class Frames>
 detail::thread_cache* small_blocks<Frames>::fresh_cache() noexcept {
-    auto& records = registry::object<detail::thread_cache_records>().all;
-    detail::thread_cache* made = records.make();
+    detail::thread_cache* made = records_->all.make();
     if (made == nullptr) {
         return nullptr;
     }
     std::size_t bytes = sizeof made->index;
     if (functions_.mallctl("tcache.create", &made->index, &bytes, nullptr, 0) != 0) {
-        records.give_back(made);
+        records_->all.give_back(made);
         return nullptr;
     }
     made->functions = jemalloc_table::find();

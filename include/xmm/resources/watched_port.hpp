@@ -62,7 +62,7 @@ public:
     result<ticket> record(queue_id queue) noexcept override { return to_.record(queue); }
     bool is_done(ticket point) noexcept override { return to_.is_done(point); }
     status wait(ticket point) noexcept override {
-        const timing watch{counts_, heap_count::queue_waits};
+        const timing watch{counts_};
         return to_.wait(point);
     }
     bool can_alias() const noexcept override { return to_.can_alias(); }
@@ -91,9 +91,8 @@ private:
         timing& operator=(const timing&) = delete;
         ~timing() {
             const auto spent = std::chrono::steady_clock::now() - began;
-            counts.count(heap_count::driver_us,
-                         static_cast<std::uint64_t>(
-                             std::chrono::duration_cast<std::chrono::microseconds>(spent).count()));
+            counts.count_driver_ns(static_cast<std::uint64_t>(
+                std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count()));
         }
     };
 

@@ -10,7 +10,8 @@
 //          When the device has no more: finished blocks and caches first, then waiting for queues, then
 //          idle frames of any size, then the user's callback, then demoting unified memory; then it fails.
 //          What is more than the device can ever give fails before all that.
-// Threads  Any. Threads on queues of their own share no lock on the way of a cached block.
+// Threads  Any. Threads on queues of their own share no lock on the way of a cached block. Not from a host call in a queue:
+//          who waits for that queue may hold the lock that the call then needs.
 // Failure  As status and result; a request that fails leaves what it found, but for caches. A pointer that no
 //          block begins at, or that was given back already, is refused (two threads that give back one
 //          small block at the same instant may both be believed).
@@ -43,6 +44,7 @@
 #include <xmm/resources/heap_snapshot.hpp>
 #include <xmm/resources/heap_statistics.hpp>
 #include <xmm/resources/malloc_request.hpp>
+#include <xmm/resources/parked_blocks.hpp>
 #include <xmm/resources/pending_blocks.hpp>
 #include <xmm/resources/queue_uses.hpp>
 #include <xmm/resources/shortage_desk.hpp>
@@ -98,6 +100,15 @@ public:
         return deallocate_slowly(at, last_user, mine);
     }
 
+    // For who cannot keep the block: where a queue cannot say now how far it is (it is being captured, or too much waits
+    // in it), the block goes back when it can.
+    status deallocate_when_known(void* block, queue_id last_user = {}) noexcept {
+        const status gone = deallocate(block, last_user);
+        return gone.code == errc::busy || gone.code == errc::no_memory
+                   ? park(to_address(block), last_user, gone)
+                   : gone;
+    }
+
     // Work already submitted to that queue, and what is until the block is given back, uses it too.
     status record_use(void* block, queue_id queue) noexcept {
         result<block_info> found = find(block);
@@ -142,24 +153,33 @@ public:
         }
         const address at = to_address(pointer);
         const span_note* note = spans_.find(at);
+        if (note == nullptr) {
+            return no_block_there();
+        }
+        // Whoever asks may have no block there, so that others may give the addresses back meanwhile and the note
+        // serve other ones. A shelf stays, and under its lock no note of its small blocks goes.
+        shelf& home = *note->owner();
         va_range range;
-        if (note != nullptr) {
-            range = note->is_small ? note->marks.find(at) : note->owner->large.find_inside(pointer);
+        if (note->is_small()) {
+            with(home.lock, [&] {
+                if (spans_.find(at) == note && note->owner() == &home && note->is_small()) {
+                    range = note->marks.find(at);
+                }
+            });
+        } else {
+            range = home.large.find_inside(pointer);
         }
-        if (range.is_empty()) {
-            return fail(errc::not_mapped, "no block of this heap is there");
-        }
-        return block_info{node_, range, note->owner->queue(), note->owner->tag};
+        return !range.is_empty()
+                   ? result<block_info>{block_info{node_, range, home.queue(), home.tag}}
+                   : no_block_there();
     }
     [[nodiscard]] heap_figures figures() noexcept {
         if (registry::is_forked_child()) {
             return {};
         }
-        // Moves are counted where the frames are: here comes what is new since the last look. relaxed: a number;
-        // of two looks at once, the later one makes good what the earlier one took twice.
-        const std::uint64_t moved = frames_.counts().moved;
-        const std::uint64_t seen = moves_seen_.exchange(moved, std::memory_order_relaxed);
-        statistics_.count(heap_count::frames_moved, moved - seen);
+        const frame_counts now = frames_.counts();
+        count_new(heap_count::frames_moved, now.moved, moves_seen_);
+        count_new(heap_count::queue_waits, now.waits, waits_seen_);
         return statistics_.read(frames_.idle_bytes());
     }
     // Where frames are and what lies in them, and what was recorded until now. Each part is exact; blocks that
@@ -179,19 +199,21 @@ public:
                                      .is_small = user.is_of_one_span()});
             // A span that has frames still has its note: that goes after them.
             if (const span_note* note = spans_.find(slot.begin);
-                note != nullptr && note->is_small) {
+                note != nullptr && note->is_small()) {
                 note->marks.for_each(slot, [&](va_range block) {
                     builder.add_block(block, block.bytes, block_state::active_allocated);
                 });
             }
         });
         shelves_.for_each([&](shelf& one) { add_blocks(one, builder); });
-        waiting_.for_each([&](const pending_block& one) {
+        const auto add_pending = [&](const pending_block& one) {
             if (one.block.block_class >= 0) {
                 builder.add_block({one.block.at, one.block.bytes}, one.block.requested,
                                   block_state::active_pending_free);
             }
-        });
+        };
+        waiting_.for_each(add_pending);
+        parked_.for_each(add_pending);
         builder.add_blocks_of(taken.trace);  // for what was asked for of small blocks
         taken.segments = builder.build();
         return taken;
@@ -252,26 +274,24 @@ public:
             return pool_tag{static_cast<std::uint16_t>(first_made_tag + made_tags_++)};
         });
     }
-    // Releases its blocks; its addresses serve the next one.
+    // Releases its blocks; its addresses serve the next one. A tag that a block stays with, since the host has no
+    // memory to note what uses it, is not made again.
     void drop_tag(pool_tag tag) noexcept {
-        if (registry::is_forked_child()) {
-            return;
+        if (!registry::is_forked_child() && release(tag)) {
+            with(tags_lock_, [&] { idle_tags_.push_back(tag); });
         }
-        release(tag);
-        with(tags_lock_, [&] { idle_tags_.push_back(tag); });
     }
     static constexpr std::uint16_t first_made_tag = 0x8000;
-    // Gives back every block of a tag that is left, on its own queue, and trims.
-    void release(pool_tag tag) noexcept {
+    // Gives back every block of a tag that is left, on its own queue, and trims. False: some are left still.
+    bool release(pool_tag tag) noexcept {
         if (registry::is_forked_child()) {
-            return;
+            return false;
         }
-        shelves_.for_each([&](shelf& one) {
-            if (one.tag == tag) {
-                give_back_all(one);
-            }
-        });
+        bool are_gone = true;
+        shelves_.for_each(
+            [&](shelf& one) { are_gone = (one.tag != tag || give_back_all(one)) && are_gone; });
         static_cast<void>(trim(tag));
+        return are_gone;
     }
     // Of frames behind the addresses of a tag.
     [[nodiscard]] std::size_t reserved_bytes(pool_tag tag) const noexcept {
@@ -317,14 +337,13 @@ private:
             if (note == nullptr) {
                 return false;
             }
-            note->owner = owner;
-            note->is_small = user.is_of_one_span();
-            if ((note->is_small && !note->marks.open(span.range())) ||
+            note->set(*owner, user.is_of_one_span());
+            if ((note->is_small() && !note->marks.open(span.range())) ||
                 !heap_.spans_.insert(span.range(), *note)) {
                 drop(*note);
                 return false;
             }
-            if (note->is_small) {
+            if (note->is_small()) {
                 with(owner->lock, [&] { owner->small_notes.push_back(*note); });
             }
             return true;
@@ -332,10 +351,10 @@ private:
         void released(const slot_span& span) noexcept override {
             span_note* note = heap_.spans_.find(span.range().begin);
             heap_.spans_.erase(span.range());
-            if (note->is_small) {
+            if (note->is_small()) {
                 // Desks forget the note at their next call. relaxed: these addresses come back through a lock.
                 heap_.epoch_.fetch_add(1, std::memory_order_relaxed);
-                with(note->owner->lock, [&] { note->owner->small_notes.remove(*note); });
+                with(note->owner()->lock, [&] { note->owner()->small_notes.remove(*note); });
             }
             drop(*note);
         }
@@ -495,7 +514,7 @@ private:
             return true;
         }
         span_note* note = spans_.find(at);
-        if (note == nullptr || !note->is_small || note->owner != mine.last) {
+        if (note == nullptr || !note->is_small() || note->owner() != mine.last) {
             return false;
         }
         mine.last_marks = note->marks;
@@ -609,12 +628,12 @@ private:
             return fail(errc::not_mapped, "not a block of this heap");
         }
         pending_block kept;
-        if (is_unordered(*note->owner, last_user) || uses_.has_any()) {
+        if (is_unordered(*note->owner(), last_user) || uses_.has_any()) {
             if (status known = note_points(*note, at, last_user, kept); !known) {
                 return known;
             }
         }
-        if (!note->is_small && kept.count == 0 && !recorder_.is_on()) {
+        if (!note->is_small() && kept.count == 0 && !recorder_.is_on()) {
             return free_large_at_once(*note, at, mine);
         }
         result<returned_block> taken = take(*note, at, mine);
@@ -634,34 +653,35 @@ private:
     // The program has the block no more from here on.
     result<returned_block> take(span_note& note, address at, desk* mine) noexcept {
         returned_block taken{&note, at};
-        if (note.is_small) {
+        if (note.is_small()) {
             taken.block_class = note.marks.take(at);
             if (taken.block_class < 0) {
                 return no_block();
             }
             taken.bytes = block_classes::bytes_of(static_cast<unsigned>(taken.block_class));
             taken.requested = taken.bytes;
-        } else if (!note.owner->large.begin_free(at, taken.bytes, taken.requested)) {
+        } else if (!note.owner()->large.begin_free(at, taken.bytes, taken.requested)) {
             return no_block();
         }
-        note_event(trace_action::free_requested, *note.owner, at, taken.requested);
+        note_event(trace_action::free_requested, *note.owner(), at, taken.requested);
         on_counts(mine, [&](auto& counts) { counts.free_requested(pool_of(taken), taken.bytes); });
         return taken;
     }
     // take and finish under one lock. Not while events are recorded: those go before the deed.
     status free_large_at_once(span_note& note, address at, desk* mine) noexcept {
         returned_block one{&note, at};
-        if (!note.owner->large.try_free(at, one.bytes, one.requested)) {
+        uses_.drop(
+            at);  // before: from then on the address, and what is noted for it, may be the next block's
+        if (!note.owner()->large.try_free(at, one.bytes, one.requested)) {
             return no_block();
         }
-        uses_.drop(at);
         on_counts(mine,
                   [&](auto& counts) { counts.freed(heap_pool::large, one.bytes, one.requested); });
         return {};
     }
     // No work uses the block any more, or only such as the shelf's own queue runs before what comes next.
     void finish(const returned_block& one, desk* mine) noexcept {
-        shelf& home = *one.note->owner;
+        shelf& home = *one.note->owner();
         note_event(trace_action::free_completed, home, one.at, one.requested);
         on_counts(mine, [&](auto& counts) {
             counts.free_completed(pool_of(one), one.bytes, one.requested);
@@ -690,7 +710,7 @@ private:
                        pending_block& kept) noexcept {
         queue_uses::queue_list lent;
         std::size_t count = uses_.list(at, lent);
-        if (is_unordered(*note.owner, last_user) &&
+        if (is_unordered(*note.owner(), last_user) &&
             std::find(lent.begin(), lent.begin() + count, last_user) == lent.begin() + count) {
             if (status noted = note_point(last_user, kept); !noted) {
                 return noted;
@@ -717,6 +737,49 @@ private:
         kept.points[kept.count++] = *point;
         return {};
     }
+    // The program has it no more; the queues that may use it stay noted for it.
+    status park(address at, queue_id last_user, status why) noexcept {
+        span_note* note = spans_.find(at);
+        pending_block* record = note != nullptr ? pending_.make() : nullptr;
+        if (record == nullptr) {
+            return why;
+        }
+        *record = {};
+        if (is_unordered(*note->owner(), last_user)) {
+            if (status noted = uses_.add(at, last_user); !noted) {
+                pending_.give_back(record);
+                return noted;
+            }
+        }
+        result<returned_block> taken = take(*note, at, desk_of_thread());
+        if (!taken) {
+            pending_.give_back(record);
+            return taken.error();
+        }
+        record->block = *taken;
+        parked_.add(*record);
+        return {};
+    }
+    void ask_again_for_parked(desk* mine) noexcept {
+        pending_list all;
+        parked_.take_all(all);
+        while (pending_block* one = all.pop_front()) {
+            const returned_block block = one->block;
+            one->count = 0;
+            if (!note_points(*block.note, block.at, {}, *one)) {
+                parked_.add(*one);
+                continue;
+            }
+            uses_.drop(block.at);
+            const pending_block known = *one;
+            pending_.give_back(one);
+            if (known.count == 0) {
+                finish(block, mine);
+            } else {
+                finish_later(known, mine);
+            }
+        }
+    }
     void finish_later(const pending_block& kept, desk* mine) noexcept {
         pending_block* record = pending_.make();
         if (record == nullptr) {
@@ -738,6 +801,9 @@ private:
     }
     // Takes what has become free.
     void drain(desk* mine) noexcept {
+        if (parked_.has_any()) {
+            ask_again_for_parked(mine);
+        }
         if (waiting_.has_any()) {
             pending_list over;
             waiting_.take_finished(port_, over);
@@ -745,6 +811,9 @@ private:
         }
     }
     void await_and_drain(desk* mine) noexcept {
+        if (parked_.has_any()) {
+            ask_again_for_parked(mine);
+        }
         pending_list all;
         if (waiting_.has_any() && waiting_.await_all(port_, all)) {
             statistics_.count(heap_count::sync_all_streams);
@@ -758,13 +827,14 @@ private:
         }
     }
 
-    void give_back_all(shelf& home) noexcept {
+    // False: some could not be given back.
+    bool give_back_all(shelf& home) noexcept {
         desk* mine = desk_of_thread();
         await_and_drain(mine);
         // A few at a time: what is given back leaves the lists that are walked.
         std::array<address, 64> found;
-        for (std::size_t count = found.size(); count == found.size();) {
-            count = 0;
+        for (;;) {
+            std::size_t count = 0;
             const auto add = [&](address at) {
                 if (count < found.size()) {
                     found[count++] = at;
@@ -780,8 +850,12 @@ private:
                     note.marks.for_each(note.marks.range(), [&](va_range one) { add(one.begin); });
                 });
             });
+            std::size_t gone = 0;
             for (std::size_t i = 0; i < count; ++i) {
-                static_cast<void>(deallocate(to_pointer(found[i])));
+                gone += deallocate_when_known(to_pointer(found[i])).is_ok() ? 1 : 0;
+            }
+            if (count < found.size() || gone == 0) {
+                return gone == count;
             }
         }
     }
@@ -870,6 +944,11 @@ private:
 
     // ---- what is seen from outside
 
+    // Moves and waits are counted where the frames are: here comes what is new since the last look. relaxed: a
+    // number; of two looks at once, the later one makes good what the earlier one took twice.
+    void count_new(heap_count what, std::uint64_t now, std::atomic<std::uint64_t>& seen) noexcept {
+        statistics_.count(what, now - seen.exchange(now, std::memory_order_relaxed));
+    }
     [[nodiscard]] static heap_pool pool_of(const returned_block& one) noexcept {
         return one.block_class < 0 ? heap_pool::large : heap_pool::small;
     }
@@ -890,13 +969,16 @@ private:
         auto& heap = *static_cast<xpu_malloc*>(self);
         if (heap.recorder_.is_on()) {
             const span_note* note = heap.spans_.find(slot);
-            const queue_id queue = note != nullptr ? note->owner->queue() : queue_id{};
-            const pool_tag tag = note != nullptr ? note->owner->tag : pool_tag{};
+            const queue_id queue = note != nullptr ? note->owner()->queue() : queue_id{};
+            const pool_tag tag = note != nullptr ? note->owner()->tag : pool_tag{};
             heap.recorder_.record(action, slot, bytes, queue.value, tag.value);
         }
     }
     static status not_here() noexcept {
         return fail(errc::forked, "this is a forked child: the heap is its parent's");
+    }
+    static status no_block_there() noexcept {
+        return fail(errc::not_mapped, "no block of this heap is there");
     }
     static status no_block() noexcept {
         return fail(errc::invalid_argument, "no block begins there, or it was given back already");
@@ -925,10 +1007,12 @@ private:
     slab<span_note> notes_;
     slab<pending_block> pending_;
     pending_kind waiting_;
+    parked_blocks<pending_list> parked_;
     queue_uses uses_;
     std::atomic<std::uint64_t> epoch_{
         0};  // (A)  flushes that were asked for, and queues' ends above them
-    std::atomic<std::uint64_t> moves_seen_{0};  // (A)  of frames, that statistics_ has
+    std::atomic<std::uint64_t> moves_seen_{0};  // (A)  of frames, that statistics_ has, as the next
+    std::atomic<std::uint64_t> waits_seen_{0};  // (A)
     shelf_table shelves_;                       // goes before what its spans are noted in
     ranked_mutex<lock_rank::leaf> tags_lock_;
     std::vector<pool_tag> idle_tags_;  // under tags_lock_, as the next
