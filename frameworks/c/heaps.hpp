@@ -17,15 +17,9 @@ namespace xmm::c_interface {
 
 // The default space, or why there is none: a library must not end its program over that.
 inline result<space*> the_space() noexcept {
-    if (registry::is_forked_child()) {
-        return fail(errc::forked, "this is a forked child: the devices are its parent's");
-    }
-    auto* holder = registry::try_object<detail::default_space_holder>();
-    if (holder == nullptr) {
-        return fail(errc::no_memory, "the host has no memory for a space");
-    }
-    result<space>& made = holder->get();
-    return made ? result<space*>{&*made} : result<space*>{made.error()};
+    return registry::is_forked_child()
+               ? fail(errc::forked, "this is a forked child: the devices are its parent's")
+               : detail::try_default_space();
 }
 
 class heap_finder {

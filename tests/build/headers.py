@@ -20,7 +20,7 @@ def complaint(compiler, *headers, include=tree.INCLUDE):
     """What the compiler says about a unit that holds these headers only; empty if nothing."""
     # Twice, so that a missing `#pragma once` shows.
     unit = "".join(f'#include "{header}"\n' for header in headers) * 2
-    done = tree.run([compiler, *tree.WARNINGS, "-fsyntax-only", "-I", include,
+    done = tree.run([compiler, *tree.WARNINGS, "-Wshadow", "-fsyntax-only", "-I", include,
                      *tree.flags_of_hwloc("--cflags"), "-x", "c++", "-"], input=unit)
     return done.stdout if done.returncode != 0 else ""
 

@@ -86,10 +86,13 @@ public:
     [[nodiscard]] errc code() const noexcept { return failure_.code; }
 
     [[nodiscard]] T& value() & noexcept { return checked(); }
+    [[nodiscard]] const T& value() const& noexcept { return checked(); }
     [[nodiscard]] T&& value() && noexcept { return std::move(checked()); }
     [[nodiscard]] T& operator*() & noexcept { return checked(); }
+    [[nodiscard]] const T& operator*() const& noexcept { return checked(); }
     [[nodiscard]] T&& operator*() && noexcept { return std::move(checked()); }
     [[nodiscard]] T* operator->() noexcept { return &checked(); }
+    [[nodiscard]] const T* operator->() const noexcept { return &checked(); }
     [[nodiscard]] T value_or(T other) && {
         return has_value_ ? std::move(value_) : std::move(other);
     }
@@ -97,10 +100,17 @@ public:
 private:
     // Not an XMM_ASSERT: a failure that a user forgets to look at must not become a wild pointer.
     T& checked() noexcept {
+        must_have_value();
+        return value_;
+    }
+    const T& checked() const noexcept {
+        must_have_value();
+        return value_;
+    }
+    void must_have_value() const noexcept {
         if (!has_value_) {
             detail::assertion_failed(failure_.why, name_of(failure_.code), failure_.driver_code);
         }
-        return value_;
     }
 
     union {

@@ -34,18 +34,6 @@ public:
         space* made = made_.load(std::memory_order_relaxed);  // relaxed: written under the lock
         return made != nullptr ? result<space*>{made} : make_locked();
     }
-    // The same for those who want a result that stays: after any failure it tells the first one.
-    [[nodiscard]] result<space>& get() noexcept {
-        result<space*> made = find_or_make();
-        if (made) {
-            return *kept_;
-        }
-        std::lock_guard guard{order_};
-        if (!refused_) {
-            refused_.emplace(made.error());
-        }
-        return *refused_;
-    }
 
 private:
     result<space*> make_locked() noexcept {
@@ -59,15 +47,16 @@ private:
         return one;
     }
 
-    std::mutex order_;                      // one maker; taken before all ranked locks
-    std::atomic<space*> made_{nullptr};     // the one in kept_
-    std::optional<result<space>> kept_;     // constant once made
-    std::optional<result<space>> refused_;  // constant once there
+    std::mutex order_;                   // one maker; taken before all ranked locks
+    std::atomic<space*> made_{nullptr};  // the one in kept_
+    std::optional<result<space>> kept_;  // constant once made
 };
 
 // The process-wide space, or why it cannot be made now.
 [[nodiscard]] inline result<space*> try_default_space() noexcept {
-    return registry::object<default_space_holder>().find_or_make();
+    auto* holder = registry::try_object<default_space_holder>();
+    return holder != nullptr ? holder->find_or_make()
+                             : fail(errc::no_memory, "the host has no memory for a space");
 }
 
 }  // namespace detail

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // block_magazine.hpp - free small blocks that one thread keeps for one queue: a stack for each class.
 //
-// Model    About 64 KiB of each class, 2 to 64 blocks: up to 1.5 MiB a thread and queue. What was given back last is handed out first.
+// Model    About 64 KiB of each class, 2 to 64 blocks: up to 1.5 MiB a thread and queue. What was given back last is
+//          handed out first.
 // Threads  One at a time.
 // Failure  None: a full stack says so, an empty one answers null.
 #pragma once

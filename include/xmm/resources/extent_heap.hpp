@@ -2,9 +2,9 @@
 // extent_heap.hpp - best fit over addresses; frames follow demand.
 //
 // Model    One heap serves one queue of a device at a time. Address space is free and plenty, frames are not: a
-//          block goes where the fewest frames are missing, and of such places into the smallest free extent. Blocks that
-//          will soon be gone, judged by those before them, live in an area of their own, so that the others
-//          stay together. Slots grow with the peak of live bytes: a move costs the same whatever the slot's
+//          block goes where the fewest frames are missing, and of such places into the smallest free extent.
+//          Blocks that will soon be gone, judged by those before them, live in an area of their own, so that the
+//          others stay together. Slots grow with the peak of live bytes: a move costs the same whatever the slot's
 //          size, while half a slot is lost at the end of each run of blocks.
 // Threads  Any. One lock, rank extent_heap; two heaps do not slow each other until frames have to move.
 // Failure  no_memory, and all is as it was. deallocate cannot fail; a pointer that is no block's asserts.
@@ -196,8 +196,8 @@ private:
     static constexpr std::uint32_t short_area = 1;
     static constexpr std::size_t medium_slot_bytes = 4 * page_bytes;
     static constexpr std::size_t large_slot_bytes = 32 * page_bytes;
-    // Microseconds, as is place::cost. A frame that is taken or made, besides one for each MiB; one that was here before
-    // and may be idle elsewhere; one of a size that few have by now, and so may have to be made.
+    // Microseconds, as is place::cost. A frame that is taken or made, besides one for each MiB; one that was here
+    // before and may be idle elsewhere; one of a size that few have by now, and so may have to be made.
     static constexpr std::size_t move_cost = 40;
     static constexpr std::size_t return_cost = 36;
     static constexpr std::size_t odd_size_cost = 160;

@@ -27,8 +27,8 @@ namespace xmm {
 
 struct heap_shelf;
 
-// What stands behind the addresses of one reservation. Who has a block there reads it as it likes. Who has none may find
-// a note that is another reservation's by now: see xpu_malloc::find.
+// What stands behind the addresses of one reservation. Who has a block there reads it as it likes. Who has none may
+// find a note that is another reservation's by now: see xpu_malloc::find.
 struct span_note {
     // relaxed, all: who has a block got its address after these were written; who has none looks again under the
     // owner's lock.

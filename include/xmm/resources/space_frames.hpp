@@ -9,8 +9,8 @@
 //          refuses to clear (vm.max_map_count): nothing points there until the slot gets a frame again, and for that
 //          the mapping has to go first.
 // Threads  Any, on distinct slots and frames.
-// Failure  create never reclaims: its caller does, without a lock (reclaimer), and asks again. unmap and end_loan always
-//          part the slot from its frame.
+// Failure  create never reclaims: its caller does, without a lock (reclaimer), and asks again. unmap and end_loan
+//          always part the slot from its frame.
 #pragma once
 
 #include <xmm/placement/release.hpp>

@@ -10,8 +10,8 @@
 //          When the device has no more: finished blocks and caches first, then waiting for queues, then
 //          idle frames of any size, then the user's callback, then demoting unified memory; then it fails.
 //          What is more than the device can ever give fails before all that.
-// Threads  Any. Threads on queues of their own share no lock on the way of a cached block. Not from a host call in a queue:
-//          who waits for that queue may hold the lock that the call then needs.
+// Threads  Any. Threads on queues of their own share no lock on the way of a cached block. Not from a host call in a
+//          queue: who waits for that queue may hold the lock that the call then needs.
 // Failure  As status and result; a request that fails leaves what it found, but for caches. A pointer that no
 //          block begins at, or that was given back already, is refused (two threads that give back one
 //          small block at the same instant may both be believed).
@@ -100,8 +100,8 @@ public:
         return deallocate_slowly(at, last_user, mine);
     }
 
-    // For who cannot keep the block: where a queue cannot say now how far it is (it is being captured, or too much waits
-    // in it), the block goes back when it can.
+    // For who cannot keep the block: where a queue cannot say now how far it is (it is being captured, or too much
+    // waits in it), the block goes back when it can.
     status deallocate_when_known(void* block, queue_id last_user = {}) noexcept {
         const status gone = deallocate(block, last_user);
         return gone.code == errc::busy || gone.code == errc::no_memory

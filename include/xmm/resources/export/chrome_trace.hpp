@@ -42,8 +42,8 @@ public:
         for (const trace_event& event : device.trace.events) {
             write(event);
         }
-        for (const auto& [at, block] : alive_) {  // a bar without an end is not drawn by all
-            end_of_bar(block, last_ns_, block.thread);
+        for (const auto& [at, left] : alive_) {  // a bar without an end is not drawn by all
+            end_of_bar(left, last_ns_, left.thread);
         }
     }
     void finish(std::uint64_t lost) {

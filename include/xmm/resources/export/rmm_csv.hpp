@@ -3,9 +3,9 @@
 //
 // Model    One line for each request, each failed one, and each time that the program let go; the stream
 //          and the pointer are hexadecimal as there ("0" and "(nil)" where there is none), the time is
-//          local. What RMM has no word for is left out: frames, and when a queue was done with a block. A block that was
-//          there before the recording is allocated at its beginning, if it is freed in the trace or a snapshot
-//          shows it; who replays a log knows no other blocks. A free has the size of its allocation.
+//          local. What RMM has no word for is left out: frames, and when a queue was done with a block. A block
+//          that was there before the recording is allocated at its beginning, if it is freed in the trace or a
+//          snapshot shows it; who replays a log knows no other blocks. A free has the size of its allocation.
 // Threads  One per stream of output.
 // Failure  As the stream reports it; std::bad_alloc.
 #pragma once

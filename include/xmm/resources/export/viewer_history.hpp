@@ -21,9 +21,9 @@ namespace xmm::detail {
 class viewer_history {
 public:
     explicit viewer_history(const heap_snapshot& end) {
-        for (const snapshot_segment& segment : end.segments) {
-            mapped_[segment.range.begin] = {segment.range.end(), segment.owner.stream};
-            for (const snapshot_block& block : segment.blocks) {
+        for (const snapshot_segment& one : end.segments) {
+            mapped_[one.range.begin] = {one.range.end(), one.owner.stream};
+            for (const snapshot_block& block : one.blocks) {
                 if (block.state != block_state::inactive) {
                     blocks_[block.range.begin] = block.state == block_state::active_pending_free;
                 }
