@@ -8,6 +8,7 @@
 #include <xmm/facade/launch.hpp>
 #include <xmm/facade/resource_port.hpp>
 #include <xmm/facade/space.hpp>
+#include <xmm/facade/touch.hpp>
 #include <xmm/resources/adaptors/aligned_resource.hpp>
 #include <xmm/resources/adaptors/binning_resource.hpp>
 #include <xmm/resources/adaptors/failure_callback_resource.hpp>

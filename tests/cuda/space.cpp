@@ -329,6 +329,63 @@ TEST_CASE("a user's stream as a queue of the space") {
     CHECK(software->adopt_stream(nullptr).code() == errc::unsupported);
 }
 
+TEST_CASE("a graph is replayed on what was touched, until the safe point") {
+    if (has_no_cuda()) {
+        return;
+    }
+    rig r;
+    using cuda::CUresult;
+    auto* begin = test::find_in_libcuda<CUresult(cuda::CUstream, cuda::CUstreamCaptureMode)>(
+        "cuStreamBeginCapture_v2");
+    auto* end = test::find_in_libcuda<CUresult(cuda::CUstream, void**)>("cuStreamEndCapture");
+    auto* instantiate = test::find_in_libcuda<CUresult(void**, void*, unsigned long long)>(
+        "cuGraphInstantiateWithFlags");
+    auto* replay = test::find_in_libcuda<CUresult(void*, cuda::CUstream)>("cuGraphLaunch");
+    auto* drop_replay = test::find_in_libcuda<CUresult(void*)>("cuGraphExecDestroy");
+    auto* drop = test::find_in_libcuda<CUresult(void*)>("cuGraphDestroy");
+    if (begin == nullptr || instantiate == nullptr) {
+        MESSAGE("skipped: no captures here");
+        return;
+    }
+    queue line = r.make_queue();
+    const cuda::device& here = *r.driver->device_of(line.id());
+    const cuda::current_context scope{here.calls(), here.context()};
+    const cuda::CUstream stream = r.driver->stream_of(line.id());
+    std::uint64_t* data = r.map(2_MiB);
+    std::uint64_t* much = r.map(32_MiB, {.granule_bytes = 2_MiB});
+    data[3] = 1;
+    void* graph = nullptr;
+    void* exec = nullptr;
+    REQUIRE(begin(stream, cuda::CU_STREAM_CAPTURE_MODE_GLOBAL) == cuda::CUDA_SUCCESS);
+    CHECK(touch(line, {reads(data, 8)}).code == errc::busy);
+    REQUIRE(here.calls().call(&cuda::driver_api::memcpy_async, to_address(r.word),
+                              to_address(data + 3), std::size_t{8}, stream));
+    REQUIRE(end(stream, &graph) == cuda::CUDA_SUCCESS);
+    REQUIRE(instantiate(&exec, graph, 0) == cuda::CUDA_SUCCESS);
+    for (std::uint64_t round = 1; round < 4; ++round) {
+        data[3] = round;
+        REQUIRE(touch(line, {reads_writes(data, 2_MiB)}));
+        for (int again = 0; again < 2; ++again) {
+            *r.word = 0;
+            REQUIRE(replay(exec, stream) == cuda::CUDA_SUCCESS);
+            REQUIRE(line.synchronize());
+            CHECK(*r.word == round);
+            // Others fill the device meanwhile.
+            queue second = r.make_queue();
+            std::uint64_t seen = 0;
+            for (std::size_t page = 0; page < 16; ++page) {
+                REQUIRE(r.load(second, much + page * 2_MiB / 8, seen));
+            }
+            CHECK(r.home(data) == r.device);
+        }
+        REQUIRE(safe_point(line));
+    }
+    CHECK(drop_replay(exec) == cuda::CUDA_SUCCESS);
+    CHECK(drop(graph) == cuda::CUDA_SUCCESS);
+    REQUIRE(r.of.unmap(data));
+    REQUIRE(r.of.unmap(much));
+}
+
 TEST_CASE("read-mostly pages: the CPU keeps its copy beside a kernel that reads the device's") {
     if (has_no_cuda()) {
         return;

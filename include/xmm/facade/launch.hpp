@@ -105,6 +105,30 @@ status call_launcher(queue& line, Fn& fn) {
                : fail(errc::unsupported, "the function takes no launcher of this queue's device");
 }
 
+// The node of the queue, if the ranges are memory of its space and the queue gives tickets: one that is captured, full
+// or lost gets no work.
+[[nodiscard]] inline result<node*> check_uses(queue& line, std::span<const use> uses) noexcept {
+    if (line.id().value == 0) {
+        return fail(errc::invalid_argument, "a moved-from queue");
+    }
+    space_state& state = line.owner();
+    result<node*> on = state.check_node(line.node());
+    if (!on) {
+        return on;
+    }
+    for (const use& one : uses) {
+        if (result<va_range> range =
+                state.check_range(to_pointer(one.range.begin), one.range.bytes);
+            !range) {
+            return range.error();
+        }
+    }
+    if (result<ticket> point = line.record(); !point) {
+        return point.error();
+    }
+    return on;
+}
+
 }  // namespace detail
 
 // Overloads for several kinds of devices in one function object.
@@ -120,25 +144,11 @@ overloads(Fns...) -> overloads<Fns...>;
 // native_kind and a native(); see concepts/backend_table.hpp. The ticket is reached when the work is done.
 template <class... Launchers, class Fn>
 [[nodiscard]] result<ticket> launch(queue& line, std::span<const use> uses, Fn&& fn) {
-    if (line.id().value == 0) {
-        return fail(errc::invalid_argument, "a moved-from queue");
-    }
-    space_state& state = line.owner();
-    result<node*> on = state.check_node(line.node());
+    result<node*> on = detail::check_uses(line, uses);
     if (!on) {
         return on.error();
     }
-    for (const use& one : uses) {
-        if (result<va_range> range =
-                state.check_range(to_pointer(one.range.begin), one.range.bytes);
-            !range) {
-            return range.error();
-        }
-    }
-    // A queue that can give no ticket, since it is captured, full or lost, gets no work.
-    if (result<ticket> point = line.record(); !point) {
-        return point.error();
-    }
+    space_state& state = line.owner();
     std::unique_lock<space_state::launch_turn> order{state.launch_order, std::defer_lock};
     if (!(*on)->can(ability::device_faults)) {
         if (state.launch_order.is_mine()) {

@@ -80,6 +80,13 @@ public:
         is_handed_over_ = point || point.code() != errc::device_lost;
     }
 
+    // The marks last until the queue's safe point.
+    status hand_over_touched(queue_id line) noexcept {
+        const status noted = state_.core.uses().note_touched(on_.driver, line, uses_, grip_);
+        is_handed_over_ = noted.is_ok();
+        return noted;
+    }
+
 private:
     // Ranges for one call of the driver, grown as long as they lie in a row.
     struct stretches {

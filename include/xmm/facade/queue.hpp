@@ -47,7 +47,17 @@ public:
                 at_end_(*space_, id_);
             }
             driver_.queue_destroy(id_);
+            uses_->close(id_);
         }
+    }
+
+    // All work in it is done, and what was touched for it is nobody's: see safe_point.
+    status close_uses() noexcept {
+        const status outcome = synchronize();
+        if (outcome || outcome.code == errc::device_lost) {
+            uses_->close(id_);
+        }
+        return outcome;
     }
 
     [[nodiscard]] node_id node() const noexcept { return node_; }

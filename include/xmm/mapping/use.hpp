@@ -4,10 +4,11 @@
 // Model    A launch names ranges; while it is unfinished, each of their granules counts it in `uses`. A
 //          record of the launch remembers ranges and ticket, and takes the counts back once the ticket is
 //          reached: when the next launch comes by, or when somebody must wait for a granule. A queue that gave
-//          no ticket is asked again until it gives one or is lost.
+//          no ticket is asked again until it gives one or is lost. Ranges that are touched, for work that nobody
+//          announces, stay in use until their queue is closed (safe_point).
 // Threads  Any. The gate guards the list of launches; counts rise under the page lock, so a mover that
 //          holds it and reads 0 knows that no unfinished launch names the page.
-// Failure  A launch whose record cannot be made waits for its work to finish instead.
+// Failure  A launch whose record cannot be made waits for its work to finish instead; a touch is refused.
 #pragma once
 
 #include <unistd.h>
@@ -56,6 +57,42 @@ public:
         note(driver, {line, 0}, false, uses, grip);
     }
 
+    // The marks last until the queue is closed, whatever it runs meanwhile. no_memory: not noted.
+    status note_touched(backend_ref driver, queue_id line, std::span<const use> uses,
+                        use_grip grip) noexcept {
+        launch_list made;
+        for (std::size_t first = 0; first < uses.size(); first += uses_per_record) {
+            launch_record* one = make_record(driver, {line, 0}, uses.subspan(first), grip);
+            if (one == nullptr) {
+                while (launch_record* other = made.pop_front()) {
+                    launches_.give_back(other);
+                }
+                return fail(errc::no_memory, "the host has no memory for what is touched");
+            }
+            one->end = end_of_use::closed;
+            made.push_back(*one);
+        }
+        with(gate_, [&] {
+            while (launch_record* one = made.pop_front()) {
+                in_flight_.push_back(*one);
+            }
+        });
+        return {};
+    }
+    // All work of the queue is done: takes back the marks of what was touched for it.
+    void close(queue_id line) noexcept {
+        launch_list over;
+        with(gate_, [&] {
+            in_flight_.for_each([&](launch_record& one) {
+                if (one.end == end_of_use::closed && one.point.queue == line) {
+                    in_flight_.remove(one);
+                    over.push_back(one);
+                }
+            });
+        });
+        end_all(over);
+    }
+
     // Takes back the marks of ranges that were never launched.
     void take_back(std::span<const use> uses, use_grip grip = use_grip::loose) noexcept {
         for (const use& one : uses) {
@@ -69,9 +106,12 @@ public:
         launch_list pointless;
         with(gate_, [&] {
             in_flight_.for_each([&](launch_record& one) {
-                if (!one.has_point || one.driver.is_done(one.point)) {
+                if (one.end == end_of_use::unknown) {
                     in_flight_.remove(one);
-                    (one.has_point ? finished : pointless).push_back(one);
+                    pointless.push_back(one);
+                } else if (one.end == end_of_use::at_point && one.driver.is_done(one.point)) {
+                    in_flight_.remove(one);
+                    finished.push_back(one);
                 }
             });
         });
@@ -82,10 +122,7 @@ public:
                 finished.push_back(*one);
             }
         }
-        while (launch_record* one = finished.pop_front()) {
-            take_back({one->uses, one->count}, one->grip);
-            launches_.give_back(one);
-        }
+        end_all(finished);
     }
 
     // Returns once no launch with at least that grip names the granule, or the record stands for other addresses
@@ -103,8 +140,9 @@ public:
             ticket point;
             with(gate_, [&] {
                 in_flight_.for_each([&](launch_record& one) {
-                    for (std::size_t i = 0;
-                         i < one.count && !driver && one.has_point && one.grip >= least; ++i) {
+                    for (std::size_t i = 0; i < one.count && !driver &&
+                                            one.end == end_of_use::at_point && one.grip >= least;
+                         ++i) {
                         if (one.uses[i].range.overlaps(va)) {
                             driver = one.driver;
                             point = one.point;
@@ -127,11 +165,13 @@ public:
 
 private:
     static constexpr std::size_t uses_per_record = 8;
+    // What ends it: a point of its queue, one that is yet to be had, or close().
+    enum class end_of_use : std::uint8_t { at_point, unknown, closed };
     struct launch_record {
         list_link link;
         backend_ref driver;
-        ticket point;  // of which only the queue is known at first, maybe
-        bool has_point = true;
+        ticket point;  // only the queue, unless `end` is at_point
+        end_of_use end = end_of_use::at_point;
         std::size_t count = 0;
         use_grip grip = use_grip::loose;
         use uses[uses_per_record];
@@ -141,27 +181,41 @@ private:
     void note(backend_ref driver, ticket point, bool has_point, std::span<const use> uses,
               use_grip grip) noexcept {
         for (std::size_t first = 0; first < uses.size(); first += uses_per_record) {
-            launch_record* one = launches_.make();
-            const std::size_t count = std::min(uses_per_record, uses.size() - first);
+            launch_record* one = make_record(driver, point, uses.subspan(first), grip);
+            const end_of_use end = has_point ? end_of_use::at_point : end_of_use::unknown;
             if (one == nullptr) {
                 launch_record last;
                 last.driver = driver;
                 last.point = point;
-                last.has_point = has_point;
-                while (!last.has_point && try_point(last)) {
+                last.end = end;
+                while (last.end == end_of_use::unknown && try_point(last)) {
                     ::usleep(100);
                 }
                 static_cast<void>(driver.wait(last.point));
                 take_back(uses.subspan(first), grip);
                 return;
             }
+            one->end = end;
+            with(gate_, [&] { in_flight_.push_back(*one); });
+        }
+    }
+    // Of as many uses as fit in one; null without memory.
+    [[nodiscard]] launch_record* make_record(backend_ref driver, ticket point,
+                                             std::span<const use> uses, use_grip grip) noexcept {
+        launch_record* one = launches_.make();
+        if (one != nullptr) {
             one->driver = driver;
             one->point = point;
-            one->has_point = has_point;
-            one->count = count;
+            one->count = std::min(uses_per_record, uses.size());
             one->grip = grip;
-            std::copy_n(uses.begin() + static_cast<std::ptrdiff_t>(first), count, one->uses);
-            with(gate_, [&] { in_flight_.push_back(*one); });
+            std::copy_n(uses.begin(), one->count, one->uses);
+        }
+        return one;
+    }
+    void end_all(launch_list& over) noexcept {
+        while (launch_record* one = over.pop_front()) {
+            take_back({one->uses, one->count}, one->grip);
+            launches_.give_back(one);
         }
     }
     // False: there is nothing to wait for, since the queue is lost, or is gone and its work over.
@@ -169,21 +223,21 @@ private:
         result<ticket> got = one.driver.record(one.point.queue);
         if (got) {
             one.point = *got;
-            one.has_point = true;
+            one.end = end_of_use::at_point;
         }
         return got || got.code() == errc::no_memory || got.code() == errc::busy;
     }
 
-    // Marked, its record not noted yet: the launch is being made. If that takes seconds, it is most likely
-    // waiting for this very fault, and the program should know.
+    // Marked, its record not noted yet, or touched: no point to wait for. If that takes seconds, the launch in the
+    // making or the thread that is to call safe_point most likely waits for this very fault, and the program should
+    // know.
     static void await_note(unsigned rounds) noexcept {
         ::usleep(rounds < 100 ? 10 : 1000);
         if (rounds == 5000) {
             detail::crash_message{}
-                .add(
-                    "xmm: a launch has been in the making for seconds while a page that it names "
-                    "is ")
-                .add("wanted elsewhere; does its function touch that page on the CPU?")
+                .add("xmm: a page is wanted elsewhere that a launch in the making has named, or a ")
+                .add("touch; does the launch's function touch it on the CPU, or does the thread ")
+                .add("wait for it that is to reach the safe point?")
                 .write();
         }
     }
