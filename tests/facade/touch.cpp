@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/facade/touch.hpp>
 
+#include "../core/child.hpp"
 #include "rig.hpp"
 
 using namespace xmm;
@@ -151,4 +152,45 @@ TEST_CASE("touch: a lost device ends what was touched") {
     CHECK(safe_point(r.line()).code == errc::device_lost);
     CHECK(!is_used(r, data));
     CHECK(r.of().unmap(data));
+}
+
+TEST_CASE("touch: work that nobody named is reported while a page leaves its device") {
+    if (!is_fresh_process()) {
+        ::setenv("XMM_CONF", "check_launches:on", 1);
+        const ending how = in_fresh_process();
+        ::unsetenv("XMM_CONF");
+        CAPTURE(how.text);
+        CHECK(!how.is_crash());
+        // Once, of the second queue.
+        const std::size_t told = how.text.find("that no launch has named");
+        CHECK(told != std::string::npos);
+        CHECK(how.text.find("that no launch has named", told + 1) == std::string::npos);
+        return;
+    }
+    rig r{{device_of(8_MiB, false)}};
+    auto* data = r.map(4_MiB);
+    auto* other = r.map(2_MiB);
+    const auto evict = [&] {
+        CHECK(r.of().make_resident(data, 4_MiB, r.device()));
+        CHECK(r.of().make_resident(data, 4_MiB, r.host()));
+    };
+    // Named, by a launch and by a touch; and a wait, which touches nothing.
+    auto named = r.start_kernel(other, std::uint64_t{7});
+    evict();
+    queue waits = r.of().make_queue(r.device()).value();
+    REQUIRE(waits.wait_for(named.done));
+    evict();
+    REQUIRE(r.finish(named));
+    signal_flag go;
+    const auto hold = [&](queue& line) { REQUIRE(raw_stream(line).run([&] { go.await(); })); };
+    REQUIRE(touch(r.line(), {reads(other, 8)}));
+    hold(r.line());
+    evict();
+    std::fprintf(stderr, "so far nothing\n");
+    hold(waits);
+    evict();
+    evict();
+    go.set();
+    REQUIRE(safe_point(r.line()));
+    REQUIRE(waits.synchronize());
 }

@@ -48,6 +48,7 @@ public:
             }
             driver_.queue_destroy(id_);
             uses_->close(id_);
+            uses_->watch().remove(id_);
         }
     }
 
@@ -82,7 +83,11 @@ public:
     // Work submitted later waits for the point, which is of the same driver: else invalid_argument.
     status wait_for(ticket point) noexcept {
         const status usable = check();
-        return usable ? driver_.make_wait(id_, point) : usable;
+        const status outcome = usable ? driver_.make_wait(id_, point) : usable;
+        if (outcome && uses_->watch().is_on()) {
+            name_all();
+        }
+        return outcome;
     }
     // For tickets of this queue's driver; those of another one, or of a queue that is gone, count as done.
     [[nodiscard]] bool is_done(ticket point) const noexcept {
@@ -101,8 +106,16 @@ private:
     // at_end is told when all its work is done, before the id is another queue's.
     queue(space_state& owner, use_table& uses, backend_ref driver, node_id node, queue_id id,
           void (*at_end)(space_state&, queue_id) noexcept) noexcept
-        : space_{&owner}, uses_{&uses}, driver_{driver}, node_{node}, id_{id}, at_end_{at_end} {}
+        : space_{&owner}, uses_{&uses}, driver_{driver}, node_{node}, id_{id}, at_end_{at_end} {
+        uses_->watch().add(driver_, node_, id_);
+    }
 
+    // What is in it up to now touches no memory, or is named.
+    void name_all() noexcept {
+        if (result<ticket> point = driver_.record(id_)) {
+            uses_->watch().name(*point);
+        }
+    }
     [[nodiscard]] status check() const noexcept {
         if (id_.value == 0) {
             return fail(errc::invalid_argument, "a moved-from queue");

@@ -17,6 +17,7 @@
 #include <span>
 
 #include <xmm/concepts/backend_table.hpp>
+#include <xmm/mapping/launch_watch.hpp>
 #include <xmm/mapping/logical_map.hpp>
 #include <xmm/os/crash_message.hpp>
 
@@ -48,6 +49,7 @@ public:
     // The marks of these ranges last until the ticket is reached.
     void note_launch(backend_ref driver, ticket point, std::span<const use> uses,
                      use_grip grip = use_grip::loose) noexcept {
+        watch_.name(point);
         note(driver, point, true, uses, grip);
     }
     // The same for work in a queue that gave no ticket for it: the marks last until it gives one and that is
@@ -72,6 +74,7 @@ public:
             one->end = end_of_use::closed;
             made.push_back(*one);
         }
+        watch_.touch(line);
         with(gate_, [&] {
             while (launch_record* one = made.pop_front()) {
                 in_flight_.push_back(*one);
@@ -81,6 +84,7 @@ public:
     }
     // All work of the queue is done: takes back the marks of what was touched for it.
     void close(queue_id line) noexcept {
+        watch_.end_touches(line);
         launch_list over;
         with(gate_, [&] {
             in_flight_.for_each([&](launch_record& one) {
@@ -157,6 +161,8 @@ public:
             }
         }
     }
+
+    [[nodiscard]] launch_watch& watch() noexcept { return watch_; }
 
     [[nodiscard]] std::size_t in_flight() const noexcept {
         std::lock_guard guard{gate_};
@@ -260,6 +266,7 @@ private:
     mutable ranked_mutex<lock_rank::gate> gate_;
     launch_list in_flight_;  // guarded by gate_
     slab<launch_record> launches_;
+    launch_watch watch_;
 };
 
 }  // namespace xmm

@@ -185,6 +185,9 @@ private:
                 continue;
             }
             node& at = space_.at_slot(accessor);
+            for (unsigned i = 0; i < count; ++i) {
+                look_for_users(at, ranges[i]);
+            }
             const progress cleared = clear(at, {ranges.data(), count});
             for (unsigned i = 0; i < count; ++i) {
                 if (i < cleared.done) {

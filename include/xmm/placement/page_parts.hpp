@@ -132,11 +132,19 @@ protected:
         }
         return {};
     }
+    // For who debugs launches: see launch_watch.
+    void look_for_users(const node& at, va_range leaving) noexcept {
+        if (space_.uses().watch().is_on() && !at.is_host && !at.can(ability::device_faults) &&
+            !is_steered(at)) {
+            space_.uses().watch().look(at.id, leaving);
+        }
+    }
     status clear_locked(granule& one, unsigned accessor) noexcept {
         if (one.mapped[accessor] == access::none) {
             return {};
         }
         node& at = space_.at_slot(accessor);
+        look_for_users(at, one.va);
         if (progress cleared = clear(at, {&one.va, 1}); !cleared) {
             return cleared.outcome;
         }
