@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // launch_watch.hpp - finds work that could touch a page which is just leaving its device.
 //
-// Model    For debugging; on with XMM_CONF=check_launches:on. On a device without faults a kernel may touch only what its
-//          launch, or a touch, has named. When a page loses its mapping on such a device, each queue of the device is
-//          asked whether it has work that is not done though all that was named for it is: somebody enqueued that
-//          by other ways, and nothing keeps its pages. One message a queue; the page leaves all the same.
-//          What runs behind a launch that is not done yet goes unseen, as does work in streams that are no queues.
+// Model    For debugging; on with XMM_CONF=check_launches:on. On a device without faults a kernel may touch only what
+//          its launch, or a touch, has named. When a page loses its mapping on such a device, each queue of the
+//          device is asked whether it has work that is not done though all that was named for it is: somebody
+//          enqueued that by other ways, and nothing keeps its pages. One message a queue; the page leaves all the
+//          same. What runs behind a launch that is not done yet goes unseen, as does work in streams that are no
+//          queues.
 // Threads  Any. One lock, rank leaf; drivers are asked without it.
 // Failure  Queues beyond the first 64, and those that give no ticket, are not watched.
 #pragma once
