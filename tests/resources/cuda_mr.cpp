@@ -55,8 +55,8 @@ static_assert(!conforms<cuda_resource<counted_device>, mr::host_accessible>);
 #if CCCL_VERSION >= 3002000
 // What a buffer's properties are when none are named.
 template <class R, class... Properties>
-inline constexpr bool offers = std::is_same_v<typename cuda_resource<R>::default_queries,
-                                              mr::properties_list<Properties...>>;
+inline constexpr bool offers =
+    std::is_same_v<typename cuda_resource<R>::default_queries, mr::properties_list<Properties...>>;
 static_assert(offers<host_resource, mr::host_accessible>);
 static_assert(offers<counted_device, mr::device_accessible>);
 static_assert(offers<unified_pool, mr::host_accessible, mr::device_accessible>);
@@ -64,10 +64,10 @@ static_assert(offers<unified_pool, mr::host_accessible, mr::device_accessible>);
 // Held by value, and shared.
 static_assert(std::is_constructible_v<mr::any_resource<mr::device_accessible>,
                                       cuda_resource<counted_device>>);
-static_assert(!std::is_constructible_v<mr::any_resource<mr::host_accessible>,
-                                       cuda_resource<counted_device>>);
-static_assert(std::is_constructible_v<mr::any_resource<mr::host_accessible>,
-                                      shared_resource<unified_pool>>);
+static_assert(
+    !std::is_constructible_v<mr::any_resource<mr::host_accessible>, cuda_resource<counted_device>>);
+static_assert(
+    std::is_constructible_v<mr::any_resource<mr::host_accessible>, shared_resource<unified_pool>>);
 #endif
 
 // A resource is a std::pmr one and a cuda::mr one at once.

@@ -56,8 +56,8 @@ struct properties_of_reach<reach::device> {
 };
 template <>
 struct properties_of_reach<reach::host_and_device> {
-    using default_queries = ::cuda::mr::properties_list<::cuda::mr::host_accessible,
-                                                        ::cuda::mr::device_accessible>;
+    using default_queries =
+        ::cuda::mr::properties_list<::cuda::mr::host_accessible, ::cuda::mr::device_accessible>;
 };
 
 }  // namespace detail
@@ -70,8 +70,7 @@ public:
     static constexpr reach static_reach = R::static_reach;
 #if CCCL_VERSION >= 3002000
     // The properties of a buffer that is made without naming any.
-    using default_queries =
-        typename detail::properties_of_reach<R::static_reach>::default_queries;
+    using default_queries = typename detail::properties_of_reach<R::static_reach>::default_queries;
 #endif
 
     explicit cuda_resource(R& one) noexcept : one_{&one} {}

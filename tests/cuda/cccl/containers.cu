@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <memory>
+#include <exception>
+#include <new>
 #include <numeric>
 #include <vector>
 
@@ -96,8 +97,9 @@ bool is_right(bool condition, const char* what) {
     return condition;
 }
 // Blocks came from it, and all of them are back.
-bool is_settled(const counted_heap& heap, std::size_t least) {
-    const xmm::resource_statistics all = heap.statistics();
+template <class R>
+bool is_settled(const xmm::statistics_resource<R>& resource, std::size_t least) {
+    const xmm::resource_statistics all = resource.statistics();
     return is_right(all.bytes.peak >= static_cast<std::int64_t>(least),
                     "the memory came from elsewhere") &&
            is_right(all.blocks.current == 0 && all.bytes.current == 0, "memory is left");
@@ -216,8 +218,9 @@ void give_back(device_ref to, ::cuda::stream_ref stream, void* at) {
 #endif
 
 bool run_reference(rig& on) {
-    xmm::heap_resource heap{on.heap, xmm::port_of(on.space).queues()};
-    counted_heap counted{heap};
+    xmm::device_resource pages{xmm::port_of(on.space), on.queue.node()};
+    xmm::pool_resource pool{pages};
+    xmm::statistics_resource counted{pool};
     xmm::cuda_resource handle{counted};
     const device_ref memory{handle};
     const ::cuda::stream_ref stream{on.stream};
@@ -260,7 +263,8 @@ bool run_buffer(rig& on) {
     {
         ::cuda::buffer<number, mr::device_accessible> all{stream, pool, on.numbers.begin(),
                                                           on.numbers.end()};
-        is_fine = is_right(pool.get().reserved_bytes() >= bytes, "a pool without chunks") && is_fine;
+        is_fine =
+            is_right(pool.get().reserved_bytes() >= bytes, "a pool without chunks") && is_fine;
         is_fine = is_right(on.read(all.data()) == on.numbers, "a buffer on a pool") && is_fine;
     }
     return is_fine;
@@ -278,9 +282,9 @@ bool run_rmm_vector(rig& on) {
     const ::cuda::stream_ref stream{on.stream};
     bool is_fine = true;
     {
-        rmm::device_uvector<number> all{count, stream, memory};
+        rmm::device_uvector<number> all{count, stream, handle};
         on.write(all.data());
-        const rmm::exec_policy policy{stream, memory};
+        const rmm::exec_policy policy{stream, handle};
         const auto sum = thrust::reduce(policy, all.begin(), all.end(), std::int64_t{0});
         thrust::sort(policy, all.begin(), all.end());
         all.resize(2 * count, stream);
@@ -320,8 +324,7 @@ bool run_rmm_pool(rig& on) {
             is_fine = is_right(on.read(all.data()) == on.expected, "a vector of RMM's pool");
         }
         const auto in_pool = statistics.get_bytes_counter();
-        is_fine = is_right(in_pool.value == 0 &&
-                               in_pool.peak >= static_cast<std::int64_t>(bytes),
+        is_fine = is_right(in_pool.value == 0 && in_pool.peak >= static_cast<std::int64_t>(bytes),
                            "the pool's bytes") &&
                   is_right(counted.statistics().bytes.current >= static_cast<std::int64_t>(initial),
                            "the pool's upstream") &&
@@ -333,8 +336,15 @@ bool run_rmm_pool(rig& on) {
 
 // ---- which parts there are
 
-bool report(const char* part, bool is_fine) {
-    std::printf("%s: %s\n", part, is_fine ? "ok" : "FAILED");
+template <class Part>
+bool run(const char* name, Part part) {
+    bool is_fine = false;
+    try {
+        is_fine = part();
+    } catch (const std::exception& thrown) {
+        std::fprintf(stderr, "thrown: %s\n", thrown.what());
+    }
+    std::printf("%s: %s\n", name, is_fine ? "ok" : "FAILED");
     return is_fine;
 }
 void report_skipped(const char* part, const char* why) {
@@ -369,14 +379,16 @@ bool run_on_device() {
         }
         rig on{space, **heap, *queue, stream};
         std::printf("on %s\n", space.describe(queue->node())->name.data());
-        is_fine = report("thrust::device_vector", run_thrust(on)) && is_fine;
-        is_fine = report("cuda::mr references in a stream's order", run_reference(on)) && is_fine;
+        is_fine = run("thrust::device_vector", [&] { return run_thrust(on); }) && is_fine;
+        is_fine =
+            run("cuda::mr references in a stream's order", [&] { return run_reference(on); }) &&
+            is_fine;
 #if HAS_BUFFER
-        is_fine = report("cuda::buffer", run_buffer(on)) && is_fine;
+        is_fine = run("cuda::buffer", [&] { return run_buffer(on); }) && is_fine;
 #endif
 #if HAS_RMM
-        is_fine = report("rmm::device_uvector", run_rmm_vector(on)) && is_fine;
-        is_fine = report("rmm::mr::pool_memory_resource", run_rmm_pool(on)) && is_fine;
+        is_fine = run("rmm::device_uvector", [&] { return run_rmm_vector(on); }) && is_fine;
+        is_fine = run("rmm::mr::pool_memory_resource", [&] { return run_rmm_pool(on); }) && is_fine;
 #endif
     }
     return is_right(cudaStreamDestroy(stream) == cudaSuccess, "the stream at its end") && is_fine;
@@ -386,7 +398,7 @@ bool run_on_device() {
 
 int main() {
     std::printf("CCCL %d.%d.%d\n", CCCL_MAJOR_VERSION, CCCL_MINOR_VERSION, CCCL_PATCH_VERSION);
-    bool is_fine = report("cuda::mr references without a stream", run_without_stream());
+    bool is_fine = run("cuda::mr references without a stream", run_without_stream);
     const char* const why_not = why_no_device();
     if (why_not == nullptr) {
         is_fine = run_on_device() && is_fine;
