@@ -52,6 +52,24 @@ static_assert(conforms<cuda_resource<unified_pool>, mr::host_accessible, mr::dev
 static_assert(conforms<cuda_resource<counted_device>, mr::device_accessible>);
 static_assert(!conforms<cuda_resource<counted_device>, mr::host_accessible>);
 
+#if CCCL_VERSION >= 3002000
+// What a buffer's properties are when none are named.
+template <class R, class... Properties>
+inline constexpr bool offers =
+    std::is_same_v<typename cuda_resource<R>::default_queries, mr::properties_list<Properties...>>;
+static_assert(offers<host_resource, mr::host_accessible>);
+static_assert(offers<counted_device, mr::device_accessible>);
+static_assert(offers<unified_pool, mr::host_accessible, mr::device_accessible>);
+
+// Held by value, and shared.
+static_assert(std::is_constructible_v<mr::any_resource<mr::device_accessible>,
+                                      cuda_resource<counted_device>>);
+static_assert(
+    !std::is_constructible_v<mr::any_resource<mr::host_accessible>, cuda_resource<counted_device>>);
+static_assert(
+    std::is_constructible_v<mr::any_resource<mr::host_accessible>, shared_resource<unified_pool>>);
+#endif
+
 // A resource is a std::pmr one and a cuda::mr one at once.
 static_assert(std::is_base_of_v<std::pmr::memory_resource, unified_resource>);
 
@@ -68,11 +86,16 @@ TEST_CASE("cuda_mr: through CCCL's references") {
     void* pointer = direct.allocate_sync(1000, 256);
     CHECK(to_address(pointer) % 256 == 0);
     direct.deallocate_sync(pointer, 1000, 256);
+    mr::resource_ref<mr::device_accessible> narrower{handle};
+    CHECK(narrower.allocate_sync(1000, 256) == pointer);  // the same pool
+    narrower.deallocate_sync(pointer, 1000, 256);
+#if CCCL_VERSION >= 3002000
     mr::any_synchronous_resource<mr::host_accessible> owned{handle};
     auto copy = owned;
     CHECK(copy == owned);
-    CHECK(copy.allocate_sync(1000, 256) == pointer);  // the same pool
+    CHECK(copy.allocate_sync(1000, 256) == pointer);
     copy.deallocate_sync(pointer, 1000, 256);
+#endif
 #else
     mr::resource_ref<mr::host_accessible, mr::device_accessible> direct{pool};
     void* pointer = direct.allocate(1000, 256);

@@ -2,9 +2,10 @@
 // cuda_mr.hpp - resources as CCCL's cuda::mr sees them; empty where CCCL is not on the include path.
 //
 // Model    From CCCL 3.1 on every xmm resource is a cuda::mr::resource by its members alone; this header
-//          adds the properties (get_property), which need CCCL's own types. CCCL's erased types
-//          (resource_ref, any_resource) hold what is copied: give them a cuda_resource, a handle that
-//          also has the names of CCCL 3.0 (allocate, allocate_async), or a shared_resource.
+//          adds the properties (get_property), which need CCCL's own types. What holds a resource by value
+//          (any_resource, cuda::buffer, RMM's types) copies it: give it a cuda_resource, a handle that also has
+//          the names of CCCL 3.0 (allocate, allocate_async), or from 3.1 on a shared_resource.
+//          What is given back on a cuda::stream_ref, which is no queue of the space, waits for that stream.
 //          CCCL 3.0 wants LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE before its first header.
 //          XMM_HAS_CUDA_MR says whether there is anything here.
 #pragma once
@@ -40,11 +41,37 @@ template <resource R>
     return one.node();
 }
 
-// Refers to a resource that outlives all copies; wrap a shared_resource to share it instead.
+#if CCCL_VERSION >= 3002000
+namespace detail {
+
+template <reach>
+struct properties_of_reach {};
+template <>
+struct properties_of_reach<reach::host> {
+    using default_queries = ::cuda::mr::properties_list<::cuda::mr::host_accessible>;
+};
+template <>
+struct properties_of_reach<reach::device> {
+    using default_queries = ::cuda::mr::properties_list<::cuda::mr::device_accessible>;
+};
+template <>
+struct properties_of_reach<reach::host_and_device> {
+    using default_queries =
+        ::cuda::mr::properties_list<::cuda::mr::host_accessible, ::cuda::mr::device_accessible>;
+};
+
+}  // namespace detail
+#endif
+
+// Refers to a resource that outlives all copies.
 template <resource R>
 class cuda_resource {
 public:
     static constexpr reach static_reach = R::static_reach;
+#if CCCL_VERSION >= 3002000
+    // The properties of a buffer that is made without naming any.
+    using default_queries = typename detail::properties_of_reach<R::static_reach>::default_queries;
+#endif
 
     explicit cuda_resource(R& one) noexcept : one_{&one} {}
 
