@@ -2,10 +2,11 @@
 // cuda_ipc_resource.hpp - device memory that CUDA's legacy IPC can hand to another process.
 //
 // Model    Blocks are allocations of the driver's own (what cudaMalloc gives), whole multiples of 2 MiB so that
-//          nobody else's memory shares one; pool_resource serves small blocks. They are charged to the budget of the
-//          node, for which free frames are dropped and unified pages demoted; they are no memory of the space, so
-//          launches need not name them. Contents are undefined. What was not given back goes with the resource. Stream order is that of the other
-//          resources: a block given back on a queue is freed once that has passed this point.
+//          nobody else's memory shares one; pool_resource serves small blocks. They are charged to the budget of
+//          the node, for which free frames are dropped and unified pages demoted; they are no memory of the space,
+//          so launches need not name them. Contents are undefined. What was not given back goes with the resource.
+//          Stream order is that of the other resources: a block given back on a queue is freed once that has
+//          passed this point.
 //          A handle is 64 bytes of the driver's and an offset. A mapping of another process's block ends with the
 //          object that open() returns; it is charged to the process that owns the block.
 // Threads  Any, but for a mapping: one at a time.
