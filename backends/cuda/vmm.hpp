@@ -336,6 +336,8 @@ public:
         const queue* one = is_mine(id) ? find_queue(id) : nullptr;
         return one == nullptr ? nullptr : &one->on();
     }
+    // Null where the node is none of this driver's devices.
+    [[nodiscard]] const device* device_at(node_id node) const noexcept { return find_device(node); }
     // Of a device: what it has left, for whoever else is on it as well.
     [[nodiscard]] result<std::size_t> free_bytes(node_id node) const noexcept {
         const device* one = find_device(node);

@@ -11,10 +11,12 @@
 #if __has_include("../../backends/cuda/launcher.hpp")
 #include "../../backends/cuda/launcher.hpp"
 #include "../../backends/cuda/managed.hpp"
+#include "../../backends/cuda/plain_memory.hpp"
 #define XMM_HAS_CUDA 1
 #elif __has_include("cuda/launcher.hpp")
 #include <xmm/cuda/launcher.hpp>
 #include <xmm/cuda/managed.hpp>
+#include <xmm/cuda/plain_memory.hpp>
 #define XMM_HAS_CUDA 1
 #else
 #define XMM_HAS_CUDA 0

@@ -5,6 +5,7 @@
 
 #include <xmm/core/device_view.hpp>
 #include <xmm/facade/api.hpp>
+#include <xmm/facade/cuda_ipc_resource.hpp>
 #include <xmm/facade/launch.hpp>
 #include <xmm/facade/resource_port.hpp>
 #include <xmm/facade/space.hpp>

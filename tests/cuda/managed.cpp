@@ -48,6 +48,11 @@ struct managed_rig {
         CHECK(of.set_budget(device, budget));
         own = driver->queue_create(device, queue_priority::normal).value();
         word = test::cuda_word_mover::make_word(*native().device_of(own));
+        // The kernel is loaded now: to load one may wait for all work of the context, also for a host call that
+        // waits for the test.
+        const cuda::stream line{native(), own};
+        CHECK(mover.move(line, to_address(word), to_address(word)));
+        CHECK(line.synchronize());
         if (soft) {
             soft.reset();
         }

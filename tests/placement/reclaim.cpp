@@ -44,6 +44,32 @@ TEST_CASE("reclaim: two who lower one budget at once do not stand in each other'
     REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
 }
 
+TEST_CASE("reclaim: memory that is no frame is charged, and pages make room for it") {
+    rig r;
+    auto* data = r.map(24_MiB);
+    r.fill_on_device<std::uint64_t>(data, 24_MiB, 1);
+    REQUIRE(r.of().set_budget(r.device(), 24_MiB));
+    auto& frames = r.of().state().engine.frames;
+    xmm::node& device = *r.of().state().core.find_node(r.device());
+    REQUIRE(frames.reserve(device, 10_MiB));
+    CHECK(r.usage(r.device()).used <= 24_MiB);
+    CHECK(r.usage(r.device()).free_frames == 0);
+    CHECK(r.state(data) == residency::on_host);  // the oldest went
+    CHECK(r.state(page_of(data, 11)) == residency::on_device);
+    // More than there will ever be moves nothing.
+    const auto moved = r.usage(r.device()).used;
+    CHECK(frames.reserve(device, 25_MiB).code == errc::no_memory);
+    CHECK(frames.last_shortage().bytes == 25_MiB);
+    CHECK(r.usage(r.device()).used == moved);
+    // What is charged already does not go.
+    CHECK(frames.reserve(device, 16_MiB).code == errc::no_memory);
+    CHECK(r.usage(r.device()).used >= 10_MiB);
+    device.book->release(10_MiB);
+    CHECK(r.of().is_valid());
+    CHECK(count_wrong<std::uint64_t>(data, 24_MiB, 1) == 0);
+    REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
+}
+
 TEST_CASE("reclaim: free frames go first when the budget is lowered") {
     rig r;
     auto* data = r.map(8_MiB);

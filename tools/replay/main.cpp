@@ -11,7 +11,9 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -67,7 +69,7 @@ void check_output(const std::string& path) {
     demo::try_write(folder.empty() ? "." : folder.string());
 }
 
-[[nodiscard]] prices choose_prices(const options& wanted) {
+[[nodiscard]] prices choose_prices(const options& wanted, const replay_backend* real) {
     if (wanted.prices == "idle") {
         return prices::idle();
     }
@@ -75,7 +77,7 @@ void check_output(const std::string& path) {
         return prices::loaded();
     }
     if (wanted.prices == "measured") {
-        return measure_prices(wanted.backend);
+        return real != nullptr ? real->measure() : measure_prices(wanted.backend);
     }
     return prices::from_json(wanted.prices, read_file(wanted.prices, std::size_t{1} << 20));
 }
@@ -105,6 +107,26 @@ void check_output(const std::string& path) {
     return out;
 }
 
+// A real device stays open from here to the end: it is one, and opening it takes longer than many a replay.
+[[nodiscard]] std::unique_ptr<replay_backend> open_real_device(const options& wanted) {
+    return wanted.backend == "cuda"
+               ? std::make_unique<replay_backend>(wanted.backend, wanted.device_bytes)
+               : nullptr;
+}
+
+void check_sizes(const std::vector<trace>& traces, const replay_backend& on, double scale) {
+    std::string errors;
+    const std::uint64_t free_bytes = on.most_live_bytes();
+    for (const trace& one : traces) {
+        if (const std::string why = why_too_large(one, free_bytes, scale); !why.empty()) {
+            errors += (errors.empty() ? "" : "\nxmm-replay: ") + why;
+        }
+    }
+    if (!errors.empty()) {
+        throw bad_input(errors);
+    }
+}
+
 void save_generated(const options& wanted, const std::vector<trace>& traces) {
     if (wanted.save_folder.empty()) {
         return;
@@ -122,14 +144,17 @@ void save_generated(const options& wanted, const std::vector<trace>& traces) {
 
 class replay_all {
 public:
-    replay_all(const options& wanted, const std::vector<trace>& traces, const prices& list)
-        : wanted_{wanted}, traces_{traces}, list_{list} {}
+    // real: the device of all runs, one after the other; null: each opens its own.
+    replay_all(const options& wanted, const std::vector<trace>& traces, const prices& list,
+               const replay_backend* real)
+        : wanted_{wanted}, traces_{traces}, list_{list}, real_{real} {}
 
     [[nodiscard]] std::vector<run_result> run() {
         results_.resize(traces_.size() * wanted_.allocators.size());
         order_jobs();
         std::vector<std::thread> workers;
-        const std::size_t count = std::min<std::size_t>(wanted_.jobs, jobs_.size());
+        const std::size_t count =
+            std::min<std::size_t>(real_ != nullptr ? 1 : wanted_.jobs, jobs_.size());
         for (std::size_t i = 0; i < count; ++i) {
             workers.emplace_back([this] { work(); });
         }
@@ -176,12 +201,17 @@ private:
     }
     void run_job(std::size_t job) {
         const std::string& name = wanted_.allocators[job % wanted_.allocators.size()];
-        const replay_backend on{wanted_.backend, wanted_.device_bytes};
+        std::optional<replay_backend> own;
+        if (real_ == nullptr) {
+            own.emplace(wanted_.backend, wanted_.device_bytes);
+        }
         candidate_options with;
         with.list = &list_;
-        with.simulation = {
-            wanted_.device_bytes,        wanted_.lag_us, wanted_.may_alias, on.ref(), on.node(),
-            wanted_.prices == "measured"};
+        with.simulation = (real_ != nullptr ? *real_ : *own).simulation();
+        with.simulation.device_bytes = wanted_.device_bytes;
+        with.simulation.lag_us = wanted_.lag_us;
+        with.simulation.can_alias = wanted_.may_alias;
+        with.simulation.is_timed = wanted_.prices == "measured";
         const auto one = make_candidate(name, with);
         results_[job] = run_trace(trace_of(job), name, *one, done_);
         results_[job].source = job / wanted_.allocators.size();
@@ -205,6 +235,7 @@ private:
     const options& wanted_;
     const std::vector<trace>& traces_;
     const prices& list_;
+    const replay_backend* const real_;
     std::vector<run_result> results_;
     std::vector<std::size_t> jobs_;
     std::atomic<std::size_t> next_{0};
@@ -222,15 +253,29 @@ int run(int count, char** words) {
     }
     check_output(wanted.json_path);
     check_output(wanted.plot_path);
-    const prices list = choose_prices(wanted);
-    const std::vector<trace> traces = read_all(wanted);
+    const std::unique_ptr<replay_backend> real = open_real_device(wanted);
+    const prices list = choose_prices(wanted, real.get());
+    std::vector<trace> traces = read_all(wanted);
     save_generated(wanted, traces);
+    for (trace& one : traces) {
+        scale_trace(one, wanted.scale);
+    }
+    if (real != nullptr) {
+        check_sizes(traces, *real, wanted.scale);
+    }
     if (!xmm_heap::has_jemalloc() && std::find(wanted.allocators.begin(), wanted.allocators.end(),
                                                "xmm") != wanted.allocators.end()) {
         fmt::print(stderr, "xmm-replay: no jemalloc in this build: xmm is as xmm-nojemalloc\n");
     }
-    const std::vector<run_result> results = replay_all{wanted, traces, list}.run();
+    const std::vector<run_result> results = replay_all{wanted, traces, list, real.get()}.run();
     fmt::print("{}{}", results_table(results), results_legend);
+    if (real != nullptr) {
+        fmt::print("xmm's on {}, in {} time; models: by the list of prices.\n", real->device_name(),
+                   wanted.prices == "measured" ? "measured" : "listed");
+    }
+    if (wanted.scale != 1) {
+        fmt::print("sizes are scaled 1 : {}.\n", wanted.scale);
+    }
     if (const std::string sum = summary_table(results); !sum.empty()) {
         fmt::print("\n{}", sum);
     }
@@ -238,6 +283,9 @@ int run(int count, char** words) {
         nlohmann::ordered_json out = nlohmann::ordered_json::array();
         for (const run_result& one : results) {
             out.push_back(result_json(one));
+            out.back()["backend"] = wanted.backend;
+            out.back()["prices"] = list.name;
+            out.back()["scale"] = wanted.scale;
         }
         write_file(
             wanted.json_path,

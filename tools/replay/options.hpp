@@ -35,6 +35,7 @@ struct options {
     std::uint64_t device_bytes = 0;
     std::uint64_t lag_us = 0;
     std::uint32_t jobs = 0;
+    double scale = 1;
     bool may_alias = true;
     bool is_quiet = false;
 };
@@ -168,7 +169,8 @@ inline constexpr const char* trace_endings[] = {".csv", ".csv.gz", ".log",    ".
                    fmt::format("allocators to compare, separated by commas, of {} (default: all)",
                                fmt::join(allocator_names(), ", ")));
     app.add_option("--backend", out.backend,
-                   fmt::format("whose memory xmm's allocators use: {} (default: simulated)",
+                   fmt::format("whose memory xmm's allocators use: {}; soft is a device in host "
+                               "memory, cuda this machine's first (default: simulated)",
                                fmt::join(backend_names(), ", ")));
     app.add_option("--prices", out.prices,
                    "what a driver's call costs: idle or loaded, as on an H200; measured, timed on "
@@ -190,9 +192,13 @@ inline constexpr const char* trace_endings[] = {".csv", ".csv.gz", ".log",    ".
                    "how long after its free the work of a block goes on, where the trace does "
                    "not tell (default: 0)")
         ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1'000'000'000}));
+    app.add_option("--scale", out.scale,
+                   "divides the sizes of all blocks, for a device that is too small (default: 1)")
+        ->check(CLI::Range(1.0, 1e9));
     bool is_alias_off = false;
     app.add_flag("--no-alias", is_alias_off, "a device that maps a frame at one address only");
-    app.add_option("--jobs", out.jobs, "runs at a time (default: one a processor)")
+    app.add_option("--jobs", out.jobs,
+                   "runs at a time (default: one a processor; on cuda always 1)")
         ->check(CLI::Range(1, 256));
     app.add_flag("--quiet", out.is_quiet, "no progress bar");
     try {

@@ -37,6 +37,9 @@ struct simulation_options {
     backend_ref backing = {};  // null: no memory at all
     node_id node = no_node;
     bool is_timed = false;  // the backing's calls cost what they take, not what the list says
+    // Of the driver's calls, how many the backing needs to make a frame and to drop one.
+    unsigned calls_to_create = 1;
+    unsigned calls_to_drop = 1;
 };
 
 class simulated_frames final : public frame_port {
@@ -100,7 +103,7 @@ public:
             return made;
         }
         try {
-            own->made = bill_.add_create(bytes, us);
+            own->made = bill_.add_create(bytes, us, options_.calls_to_create);
         } catch (const std::bad_alloc&) {
             if (options_.backing) {
                 options_.backing.frame_drop(own->real);
@@ -112,8 +115,10 @@ public:
     void drop(port_frame one, std::size_t bytes) noexcept override {
         auto* own = static_cast<simulated_frame*>(one.handle);
         XMM_ASSERT(own->mappings == 0 && own->bytes == bytes, "a frame is dropped in use");
-        bill_.add_drop(bytes, cost({driver_call::drop}, bytes,
-                                   [&] { options_.backing.frame_drop(own->real); }));
+        bill_.add_drop(
+            bytes,
+            cost({driver_call::drop}, bytes, [&] { options_.backing.frame_drop(own->real); }),
+            options_.calls_to_drop);
         delete own;
     }
     status map(address slot, port_frame one, std::size_t bytes) noexcept override {

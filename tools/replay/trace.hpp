@@ -49,6 +49,26 @@ struct trace {
     }
 };
 
+// Divides the sizes of all blocks, up to what kernels expect blocks to be aligned to.
+inline void scale_trace(trace& one, double divisor) {
+    constexpr std::uint64_t alignment = 256;
+    if (divisor == 1) {
+        return;
+    }
+    std::uint64_t live = 0;
+    one.peak_live_bytes = 0;
+    for (trace_event& event : one.events) {
+        const auto less = static_cast<std::uint64_t>(static_cast<double>(event.bytes) / divisor);
+        event.bytes = std::max((less + alignment - 1) / alignment * alignment, alignment);
+        if (event.op == trace_op::allocate) {
+            live += event.bytes;
+            one.peak_live_bytes = std::max(one.peak_live_bytes, live);
+        } else if (event.op == trace_op::free_completed) {
+            live -= event.bytes;
+        }
+    }
+}
+
 inline constexpr std::uint64_t largest_block_bytes = std::uint64_t{1} << 46;
 
 // Adds events by the file's own ids. What is refused leaves the builder as it was.

@@ -62,7 +62,29 @@ public:
         }
         return taken;
     }
-    // The last time that obtain found nothing; node no_node: never.
+    // Charges the node for memory that is no frame; pages go for it as in obtain. Given back to the ledger.
+    [[nodiscard]] status reserve(node& from, std::size_t bytes) noexcept {
+        for (unsigned attempt = 0; attempt < 64 && bytes <= from.book->limit(); ++attempt) {
+            // acquire: as in obtain.
+            const std::uint32_t ended = from.reclaims_ended.load(std::memory_order_acquire);
+            do {
+                if (from.book->try_reserve(bytes)) {
+                    return {};
+                }
+            } while (from.book->drop_free_frame());
+            if (reclaim(from, bytes) == 0 && !await_others(from, ended)) {
+                break;
+            }
+        }
+        if (from.book->try_reserve(bytes)) {
+            return {};
+        }
+        const status refused = fail(errc::no_memory, "the node's budget is used up");
+        const shortage now{from.id, bytes, from.book->used(), from.book->limit(), refused.why};
+        with(shortage_lock_, [&] { last_shortage_ = now; });
+        return refused;
+    }
+    // The last time that obtain or reserve found nothing; node no_node: never.
     [[nodiscard]] shortage last_shortage() const noexcept {
         std::lock_guard guard{shortage_lock_};
         return last_shortage_;
