@@ -190,3 +190,30 @@ TEST_CASE("launch: pages of a kernel whose launch got no ticket are in use until
         CHECK(!r.is_used());
     }
 }
+
+TEST_CASE("launch: a kernel outlives a shortage that passes") {
+    rig r{{device_of(4_MiB)}};
+    auto* data = r.map(8_MiB);
+    // The device is full of what cannot leave, and the host's last frame is in somebody's hands.
+    REQUIRE(r.of().make_resident(data, 4_MiB, r.device()));
+    REQUIRE(r.of().advise(r.device(), data, 4_MiB, advice::pin));
+    xmm::node& host = *r.of().state().core.find_node(r.host());
+    REQUIRE(r.of().set_budget(r.host(), host.book->used() + 2_MiB));
+    while (host.book->drop_free_frame()) {
+    }
+    REQUIRE(r.of().set_budget(r.host(), host.book->used() + 2_MiB));
+    auto taken = host.pool.take(2_MiB);
+    REQUIRE(taken);
+    std::atomic<bool> has_ended{false};
+    std::thread giver{[&] {
+        nap(20);
+        CHECK(!has_ended);
+        host.pool.give_back(**taken);
+    }};
+    CHECK(r.run(page_of(data, 3), 8, access::write,
+                [](device_view<std::uint64_t> view) { view.store(0, 5); }));
+    has_ended = true;
+    giver.join();
+    CHECK(*page_of(data, 3) == 5);
+    CHECK(r.of().advise(r.device(), data, 4_MiB, advice::unpin));
+}

@@ -215,6 +215,7 @@ TEST_CASE("limits: heaps give frames back and spaces end without a mapping left"
         result<void*> got = heap.allocate({.bytes = 2_MiB});
         if (!got) {
             CHECK(got.code() == errc::no_memory);
+            CHECK(std::string{got.error().why}.find("vm.max_map_count") != std::string::npos);
             break;
         }
         std::memset(*got, 2, 2_MiB);

@@ -71,3 +71,11 @@ TEST_CASE("queue: a ticket that was never given is refused, not waited for") {
     CHECK(r.line().wait_for(future).code == errc::invalid_argument);
     CHECK(r.line().synchronize());
 }
+
+TEST_CASE("queue: a priority that does not exist is refused") {
+    rig r;
+    CHECK(r.of().make_queue(r.device(), static_cast<queue_priority>(9)).code() ==
+          errc::invalid_argument);
+    CHECK(r.of().make_queue(r.device(), queue_priority::urgent));
+    CHECK(r.of().make_queue(r.device(), queue_priority::background));
+}

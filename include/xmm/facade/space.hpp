@@ -243,6 +243,9 @@ public:
         if ((*found)->is_host) {
             return fail(errc::invalid_argument, "queues belong to devices");
         }
+        if (priority > queue_priority::urgent) {
+            return fail(errc::invalid_argument, "no such priority");
+        }
         result<queue_id> made = (*found)->driver.queue_create((*found)->id, priority);
         if (!made) {
             return made.error();

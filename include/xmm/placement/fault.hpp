@@ -49,13 +49,14 @@ public:
                   bool* is_deferred = nullptr) noexcept {
         accessor_node.faults.add(1);
         status outcome = try_handle(accessor_node, at, wanted, is_deferred);
-        // A CPU that gets nothing ends its program, so a shortage is given time to pass: frames in others'
-        // hands, mappings that somebody is about to drop. And a device that was lost with the contents half
-        // way need not have had a part in them: the next try goes without it.
-        for (unsigned wait_us = 1000; accessor_node.is_host &&
-                                      (outcome.code == errc::no_memory ||
-                                       (outcome.code == errc::device_lost && wait_us == 1000)) &&
-                                      wait_us <= 64000;
+        // A CPU that gets nothing ends its program and a kernel its queue, so a shortage is given time to pass:
+        // frames in others' hands, mappings that somebody is about to drop. And a device that was lost with the
+        // contents half way need not have had a part in a CPU's: the next try goes without it.
+        const bool may_pass = accessor_node.is_host || accessor_node.can(ability::device_faults);
+        for (unsigned wait_us = 1000;
+             ((may_pass && outcome.code == errc::no_memory) ||
+              (accessor_node.is_host && outcome.code == errc::device_lost && wait_us == 1000)) &&
+             wait_us <= 64000;
              wait_us *= 2) {
             ::usleep(wait_us);
             outcome = try_handle(accessor_node, at, wanted, is_deferred);

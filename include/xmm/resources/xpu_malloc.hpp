@@ -890,31 +890,31 @@ private:
     // From the cheap to the dear, and once more after each.
     result<void*> allocate_in_need(shelf& home, const malloc_request& wanted, desk* mine) noexcept {
         statistics_.count(heap_count::alloc_retries);
-        const auto again = [&](bool is_worth_it) -> std::optional<result<void*>> {
-            if (is_worth_it) {
-                result<void*> given = try_allocate(home, wanted, mine);
-                if (given || given.code() != errc::no_memory) {
-                    return given;
-                }
+        const char* why = "";
+        const auto again = [&]() -> std::optional<result<void*>> {
+            result<void*> given = try_allocate(home, wanted, mine);
+            if (given || given.code() != errc::no_memory) {
+                return given;
             }
+            why = given.error().why;
             return std::nullopt;
         };
         empty_caches(mine, false);
-        if (auto given = again(true)) {
+        if (auto given = again()) {
             return std::move(*given);
         }
         empty_caches(mine, true);
-        if (auto given = again(true)) {
+        if (auto given = again()) {
             return std::move(*given);
         }
         static_cast<void>(frames_.trim(0));
-        if (auto given = again(true)) {  // others may have dropped some meanwhile
+        if (auto given = again()) {  // others may have dropped some meanwhile
             return std::move(*given);
         }
         while (users_help_.ask(wanted.bytes)) {
             empty_caches(mine, true);
             static_cast<void>(frames_.trim(0));
-            if (auto given = again(true)) {
+            if (auto given = again()) {
                 return std::move(*given);
             }
         }
@@ -924,11 +924,11 @@ private:
             if (won == 0) {
                 break;
             }
-            if (auto given = again(true)) {
+            if (auto given = again()) {
                 return std::move(*given);
             }
         }
-        return out_of_memory(home, wanted, "the device has no memory for this block");
+        return out_of_memory(home, wanted, why);
     }
     status out_of_memory(const shelf& home, const malloc_request& wanted,
                          const char* why) noexcept {
