@@ -304,6 +304,9 @@ inline void extent_heap::try_extent_locked(extent& free, std::size_t bytes, std:
         return;
     }
     try_begin_locked(free, high, bytes, best);
+    if (!span.has_any_frame()) {
+        return;  // spares a look at every slot
+    }
     // Inside: at the ends of each run of slots that have frames.
     const std::size_t last = span.slot_of(end - 1) + 1;
     std::size_t run = span.next(span.slot_of(free.range.begin), last, true);

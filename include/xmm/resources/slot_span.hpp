@@ -105,6 +105,8 @@ public:
         return (mapped_[slot / 64] >> (slot % 64) & 1) != 0;
     }
 
+    [[nodiscard]] bool has_any_frame() const noexcept { return mapped_count_ != 0; }
+
     // How many of the slots that the range overlaps have no frame.
     [[nodiscard]] std::size_t missing(va_range part) const noexcept {
         std::size_t missing = 0;
@@ -179,11 +181,14 @@ private:
             visit(word, mask);
         }
     }
+    // Of a slot that has none, and of one that has one.
     void set_mapped(std::size_t slot) noexcept {
         mapped_[slot / 64] |= std::uint64_t{1} << (slot % 64);
+        ++mapped_count_;
     }
     void clear_mapped(std::size_t slot) noexcept {
         mapped_[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
+        --mapped_count_;
     }
     // Under D, as the next.
     [[nodiscard]] bool is_stale(std::size_t slot) const noexcept {
@@ -258,6 +263,7 @@ private:
     const std::size_t count_;
     std::unique_ptr<frame_user> own_user_;          // of a span that was reserved without one
     slot_span* next_ = nullptr;                     // (U,D) next of the same user
+    std::size_t mapped_count_ = 0;                  // (U,D) slots that have a frame
     std::unique_ptr<std::uint64_t[]> mapped_;       // (U,D) a bit a slot
     std::unique_ptr<std::uint64_t[]> used_;         // (U)   a bit a slot: a block overlaps it
     std::unique_ptr<std::uint32_t[]> more_;         // (U)   how many more than one do
