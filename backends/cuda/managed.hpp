@@ -273,7 +273,9 @@ private:
             }
         }
         for (const host& one : hosts_) {
-            if (one.id == node && one.numa >= 0) {
+            // Of one host, that: what was placed as HOST and as HOST_NUMA is told as two places.
+            const bool is_meant = one.id == node || (node == any_host && hosts_.size() == 1);
+            if (is_meant && one.numa >= 0) {
                 return {CU_MEM_LOCATION_TYPE_HOST_NUMA, one.numa};
             }
             if (one.id == node || node == any_host) {

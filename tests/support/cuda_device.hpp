@@ -8,7 +8,9 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <mutex>
 
 #include <dlfcn.h>
 
@@ -99,8 +101,9 @@ public:
     status move(const cuda::stream& line, address to, address from) noexcept {
         const auto scope = line.make_current();
         if (soft_launch_ != nullptr) {
-            auto* one = new job{to, from};
-            return cuda::status_of(soft_launch_(line.native(), &run_soft, one));
+            const std::scoped_lock hold{jobs_order_};
+            job& one = jobs_.emplace_back(job{to, from});
+            return cuda::status_of(soft_launch_(line.native(), &run_soft, &one));
         }
         return move_on_device(line, to, from);
     }
@@ -118,7 +121,7 @@ private:
     };
 
     static void run_soft(void* context, soft_accessor* memory) {
-        const std::unique_ptr<job> one{static_cast<job*>(context)};
+        const auto* one = static_cast<const job*>(context);
         std::size_t bytes = sizeof(std::uint64_t);
         const void* from = memory->resolve(memory, one->from, &bytes, 0);
         void* to = from == nullptr ? nullptr : memory->resolve(memory, one->to, &bytes, 1);
@@ -164,6 +167,8 @@ private:
     }
 
     std::array<cuda::CUfunction, cuda::device::max_devices> kernels_{};  // by ordinal
+    std::mutex jobs_order_;
+    std::deque<job> jobs_;  // under jobs_order_; they stay, since a graph may run one again
     soft_launch* const soft_launch_ = find_in_libcuda<soft_launch>("xmmSoftCudaLaunch");
 };
 

@@ -5,7 +5,9 @@
 //          safe_point(queue): what is enqueued in the queue's stream meanwhile, by whom and how often ever, may use
 //          them. safe_point waits for all of it, then pages may move again. Between the two a range belongs to the
 //          device: a CPU thread that touches a page which is not there as well waits for the safe point.
-//          A queue may be touched several times before its safe point, and its end is one.
+//          A queue may be touched several times before its safe point, and its end is one. A driver may bind a copy
+//          in a graph to the kind of memory that its pointers were when it was captured: touch before the capture,
+//          or copy by kernels.
 // Threads  Any. The caller of safe_point sees to it that nobody enqueues such work meanwhile.
 // Failure  touch: nothing is touched and the contents are as before; pages may have moved. busy: the queue is a stream
 //          under capture, or a launch is being made. safe_point: as queue::synchronize; unless that succeeded or the
