@@ -33,7 +33,7 @@ cp /etc/hosts "$root/etc/hosts"
 
 rm -rf "$root/xmm"
 mkdir "$root/xmm"
-tar -C "$tree" -c --exclude=./.git --exclude='./build*' . | tar -C "$root/xmm" -x
+tar -C "$tree" -c --exclude=./.git --exclude=./.cache --exclude='./build*' . | tar -C "$root/xmm" -x
 
 # The mounts live in a namespace of their own and go with it.
 export root
