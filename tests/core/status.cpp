@@ -61,7 +61,11 @@ TEST_CASE("result: taking the value of a failure ends the program with the reaso
     });
     CHECK(how.is_crash());
     CHECK(how.says("the card fell off"));
-    CHECK(how.says("device lost"));
+    CHECK(how.says("value() of a failed result"));
+    CHECK(how.says("(device lost)"));
+    const result<int> constant{7};
+    CHECK(*constant == 7);
+    CHECK(constant.value() == 7);
 }
 
 #if XMM_CHECKS

@@ -154,6 +154,25 @@ TEST_CASE("touch: a lost device ends what was touched") {
     CHECK(r.of().unmap(data));
 }
 
+TEST_CASE("touch: the CPU's touch of what went with a device says so") {
+    if (!is_fresh_process()) {
+        const ending how = in_fresh_process();
+        CAPTURE(how.text);
+        CHECK(how.is_crash());
+        CHECK(how.text.find("lost: ") != std::string::npos);
+        CHECK(how.text.find("no memory: ") == std::string::npos);
+        return;
+    }
+    rig r{{device_of(8_MiB, false)}};
+    auto* data = r.map(2_MiB);
+    auto* missing = r.map(2_MiB);
+    REQUIRE(touch(r.line(), {reads_writes(data, 2_MiB)}));
+    REQUIRE(add_one(r.line(), data));
+    REQUIRE(add_one(r.line(), missing));
+    CHECK(safe_point(r.line()).code == errc::device_lost);
+    std::printf("%llu\n", static_cast<unsigned long long>(data[0]));
+}
+
 TEST_CASE("touch: work that nobody named is reported while a page leaves its device") {
     if (!is_fresh_process()) {
         ::setenv("XMM_CONF", "check_launches:on", 1);

@@ -54,6 +54,16 @@ namespace detail {
     std::abort();
 }
 
+[[noreturn]] inline void value_is_missing(const char* reason, const char* code,
+                                          int driver_code) noexcept {
+    std::fprintf(stderr, "xmm: value() of a failed result: %s (%s", reason, code);
+    if (driver_code != 0) {
+        std::fprintf(stderr, ", the driver's code %d", driver_code);
+    }
+    std::fputs(")\n", stderr);
+    std::abort();
+}
+
 }  // namespace detail
 }  // namespace xmm
 

@@ -109,7 +109,7 @@ private:
     }
     void must_have_value() const noexcept {
         if (!has_value_) {
-            detail::assertion_failed(failure_.why, name_of(failure_.code), failure_.driver_code);
+            detail::value_is_missing(failure_.why, name_of(failure_.code), failure_.driver_code);
         }
     }
 

@@ -317,6 +317,8 @@ private:
                     return fail(errc::not_mapped, "no memory of the other space is there");
                 case cpu_fault_outcome::no_memory:
                     return fail(errc::no_memory, "no host memory for a page of another space");
+                case cpu_fault_outcome::lost:
+                    return fail(errc::device_lost, "a page of another space went with its device");
             }
         }
         return {};

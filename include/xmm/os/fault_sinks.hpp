@@ -22,6 +22,7 @@ enum class cpu_fault_outcome : std::uint8_t {
     not_mapped,  // nothing belongs there: the access is a program's error
     no_memory,   // nothing could be made resident
     refused,     // the sink's rules forbid the access
+    lost,        // the contents were on a device that is lost
     deferred,    // in use by work that may take long: ask again (see fault_trap::long_wait)
 };
 
@@ -44,6 +45,7 @@ namespace detail {
         case cpu_fault_outcome::not_mapped: return "not mapped";
         case cpu_fault_outcome::no_memory: return "no memory";
         case cpu_fault_outcome::refused: return "refused";
+        case cpu_fault_outcome::lost: return "lost";
         case cpu_fault_outcome::deferred: return "deferred";
     }
     return "?";

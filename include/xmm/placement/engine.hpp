@@ -119,7 +119,7 @@ private:
             case errc::ok: return cpu_fault_outcome::resolved;
             case errc::not_mapped: return cpu_fault_outcome::not_mapped;
             case errc::busy: return cpu_fault_outcome::refused;
-            case errc::device_lost: return cpu_fault_outcome::no_memory;
+            case errc::device_lost: return cpu_fault_outcome::lost;
             default:
                 *why = engine.describe(outcome, engine.frames.last_shortage());
                 return cpu_fault_outcome::no_memory;
