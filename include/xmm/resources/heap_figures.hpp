@@ -25,9 +25,12 @@ enum class heap_metric : std::uint8_t {
     active,           // the same and those given back that a queue may still use
     active_bytes,
     requested_bytes,  // what was asked for, of active blocks
-    segment,          // frames that exist; all count as large where blocks of both kinds share them
-    reserved_bytes,   // and their size
-    inactive_split,   // not counted: 0
+    // Frames that the heap has; all count as large where blocks of both kinds share them. What it gave up is the
+    // node's: in a space, free frames that pages and heaps take from (node_usage::free_frames) until trim() gives
+    // them to the device.
+    segment,
+    reserved_bytes,        // their size
+    inactive_split,        // not counted: 0
     inactive_split_bytes,  // free bytes of frames that blocks keep in place; its peak is of all reads
 };
 inline constexpr std::size_t heap_metrics = 9;
@@ -36,8 +39,8 @@ enum class heap_count : std::uint8_t {
     alloc_retries,     // requests that were tried again after caches were flushed
     ooms,              // requests that failed in the end
     sync_all_streams,  // waits for all queues of the device
-    device_alloc,      // driver calls that create or map
-    device_free,       // driver calls that unmap or drop
+    device_alloc,      // frames made, or taken from the node's free ones, and mappings
+    device_free,       // mappings ended, and frames given up
     frames_moved,      // frames that changed their address
     queue_waits,       // waits for one queue before a frame could move
     driver_us,         // time in the driver, waits included
