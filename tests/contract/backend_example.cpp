@@ -45,6 +45,9 @@ void* operator new(std::size_t bytes) {
     void* made = has_no_memory ? nullptr : std::malloc(bytes);
     return made != nullptr ? made : throw std::bad_alloc{};
 }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+    return has_no_memory ? nullptr : std::malloc(bytes);
+}
 [[gnu::noinline]] void operator delete(void* pointer) noexcept { std::free(pointer); }
 [[gnu::noinline]] void operator delete(void* pointer, std::size_t) noexcept { std::free(pointer); }
 

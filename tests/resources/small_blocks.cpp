@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "../os/child.hpp"
+#include "../support/sanitizer.hpp"
 #include "trap_port.hpp"
 
 using namespace xmm::literals;
@@ -549,6 +550,10 @@ const xmm_test::child_case without_memory{
 }  // namespace
 
 TEST_CASE("small_blocks: a process without memory for the first ones is told so, and goes on") {
+    if (xmm::test::has_sanitizer) {
+        MESSAGE("skipped: a sanitizer needs memory of its own");
+        return;
+    }
     const auto end = xmm_test::run_child("small_blocks without memory");
     CHECK(end.exit_code == 0);
     CHECK(end.errors == "");
