@@ -28,7 +28,8 @@ namespace {
 
 constexpr std::size_t least_alignment = 256;
 
-// Fills as much of a caller's structure as the caller knows of, and says how much. False: it does not even know the size field.
+// Fills as much of a caller's structure as the caller knows of, and says how much. False: it does not even know the
+// size field.
 template <class T>
 [[nodiscard]] bool hand_over(T* to, T from) noexcept {
     if (to == nullptr || to->struct_size < sizeof(std::size_t)) {

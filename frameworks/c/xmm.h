@@ -14,7 +14,8 @@
  *          xmm_set_budget that answers XMM_BUSY has set the budget, and a queue is gone also where
  *          xmm_queue_destroy or xmm_queue_forget tells that its work failed. Nothing is thrown.
  * Growth   Structures begin with struct_size, which the caller sets to sizeof: a newer library fills only what
- *          the caller knows. An older one fills less, and says in struct_size how much. Functions and constants are added, never changed, within one soname.
+ *          the caller knows. An older one fills less, and says in struct_size how much. Functions and constants
+ *          are added, never changed, within one soname.
  *
  * C99 and C++11.
  */

@@ -43,12 +43,16 @@ public:
             if (ended.code == errc::forked) {
                 return;
             }
-            if (ended || ended.code == errc::device_lost) {
+            const bool is_over = ended || ended.code == errc::device_lost;
+            if (is_over) {  // both before the id may be another queue's
                 at_end_(*space_, id_);
+                uses_->close(id_);
             }
-            driver_.queue_destroy(id_);
-            uses_->close(id_);
             uses_->watch().remove(id_);
+            driver_.queue_destroy(id_);
+            if (!is_over) {
+                uses_->close(id_);  // no sooner: what was enqueued may run up to here
+            }
         }
     }
 

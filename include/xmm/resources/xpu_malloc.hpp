@@ -670,8 +670,8 @@ private:
     // take and finish under one lock. Not while events are recorded: those go before the deed.
     status free_large_at_once(span_note& note, address at, desk* mine) noexcept {
         returned_block one{&note, at};
-        uses_.drop(
-            at);  // before: from then on the address, and what is noted for it, may be the next block's
+        // Before: from then on the address, and what is noted for it, may be the next block's.
+        uses_.drop(at);
         if (!note.owner()->large.try_free(at, one.bytes, one.requested)) {
             return no_block();
         }
