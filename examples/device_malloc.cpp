@@ -34,8 +34,10 @@ int main(int count, char** words) {
                                        [numbers](std::size_t i) { numbers.store(i, 7 * i); });
             });
         std::uint64_t last = 0;
-        const xmm::status copied = space.copy(&last, numbers.data() + 999, sizeof last);
-        wrong += !done || !copied || last != 7 * 999 ? 1 : 0;
+        // In the queue's order, too: a copy without a queue would not wait for the kernel.
+        const auto copied = space.copy(queue, &last, numbers.data() + 999, sizeof last);
+        const xmm::status over = queue.synchronize();
+        wrong += !done || !copied || !over || last != 7 * 999 ? 1 : 0;
         wrong += heap.deallocate(*block, queue.id()) ? 0 : 1;
     }
 

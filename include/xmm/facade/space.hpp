@@ -137,8 +137,9 @@ public:
 
     // gmemcpy: between any two pointers, unified, device-only, page-locked or plain, at any alignment. Ranges
     // that overlap are refused. Zero bytes copy nothing and look at no pointer. Plain memory can be read, or written,
-    // as the copy needs: only that it is mapped is checked. On a failure in the middle the destination's contents are
-    // undefined. unsupported: memory that another space has fixed or pinned to a device.
+    // as the copy needs: only that it is mapped is checked. Begins at once: what queues still do with the memory, it
+    // does not wait for (wait yourself, or copy in the queue's order, below). On a failure in the middle the
+    // destination's contents are undefined. unsupported: memory that another space has fixed or pinned to a device.
     status copy(void* to, const void* from, std::size_t bytes) noexcept {
         if (bytes == 0) {
             return {};
