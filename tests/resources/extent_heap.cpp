@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/resources/extent_heap.hpp>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -297,4 +298,56 @@ TEST_CASE("extent heap: extents that hold no aligned block do not hide the one t
         CHECK(to_address(*block) % alignment == 0);
     }
     CHECK(heap.is_valid());
+}
+
+TEST_CASE("extent_heap: what is remembered of free extents changes no choice") {
+    // The same steps, once with everything remembered and once with nothing. Blocks of two heaps that take frames
+    // from each other, slots of more than one size, and spans that go.
+    const auto places_of = [](std::uint32_t least_remembered) {
+        fake_frames port{3_GiB, true};
+        std::vector<address> places;
+        device_frames frames{port};
+        extent_heap first{frames, queue_id{1}, {.least_remembered = least_remembered}};
+        extent_heap second{frames, queue_id{2}, {.least_remembered = least_remembered}};
+        extent_heap* heaps[] = {&first, &second};
+        std::vector<void*> blocks[2];
+        std::uint64_t dice = 1;
+        const auto roll = [&](std::uint64_t below) {
+            dice = dice * 6364136223846793005U + 1442695040888963407U;
+            return (dice >> 33) % below;
+        };
+        for (int step = 0; step < 4000; ++step) {
+            const std::size_t which = roll(2);
+            std::vector<void*>& own = blocks[which];
+            if (own.empty() || roll(2) == 0) {
+                static constexpr std::size_t kinds[] = {3_MiB, 40_MiB, 150_MiB, 260_MiB, 700_MiB};
+                const std::size_t alignment = roll(4) != 0 ? 1 : 16_MiB;
+                const result<void*> made = heaps[which]->allocate(kinds[roll(5)], alignment);
+                places.push_back(made ? to_address(*made) : 0);
+                if (made) {
+                    own.push_back(*made);
+                }
+            } else {
+                std::swap(own[roll(own.size())], own.back());
+                heaps[which]->deallocate(own.back());
+                own.pop_back();
+            }
+            if (roll(200) == 0) {
+                heaps[which]->trim();
+            }
+            port.finish(queue_id{1 + static_cast<std::uint32_t>(roll(2))});
+        }
+        for (std::size_t which = 0; which < 2; ++which) {
+            CHECK(heaps[which]->is_valid());
+            for (void* block : blocks[which]) {
+                heaps[which]->deallocate(block);
+            }
+        }
+        CHECK(port.faults() == "");
+        return places;
+    };
+    const std::vector<address> remembered = places_of(0);
+    const std::vector<address> worked_out = places_of(~std::uint32_t{0});
+    CHECK(remembered == worked_out);
+    CHECK(std::count(remembered.begin(), remembered.end(), 0) < 1500);
 }

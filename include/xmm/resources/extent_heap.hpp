@@ -38,6 +38,8 @@ struct extent_heap_options {
     std::uint32_t large_slots_a_peak = 90;
     // Address space is reserved for so many slots at once.
     std::uint32_t slots_a_span = 256;
+    // From so many slots on, what a free extent offers to a block is remembered; of fewer it is soon worked out.
+    std::uint32_t least_remembered = 64;
 };
 
 class extent_heap {
@@ -185,6 +187,17 @@ private:
     struct area_state {
         extent_bins free;
         std::size_t largest_slot = 0;
+        std::uint64_t version = 0;  // counts what may change its spans, or largest_slot
+    };
+    // What a free extent was found to offer to a block of that size and alignment, at that version of all else
+    // that it depends on: a place in it (0: none), and its cost.
+    struct offer {
+        va_range whole;
+        std::size_t bytes = 0;
+        std::size_t alignment = 0;
+        std::uint64_t version = 0;
+        address begin = 0;
+        std::size_t cost = 0;
     };
     // A place for a block: where in which free extent, and what its missing frames would cost.
     struct place {
@@ -202,6 +215,9 @@ private:
     static constexpr std::size_t return_cost = 36;
     static constexpr std::size_t odd_size_cost = 160;
     static constexpr std::size_t few_moves = 100;
+    static constexpr std::size_t least_remembered =
+        64;  // slots: of fewer an offer is soon worked out
+    static constexpr unsigned offer_bits = 6;
     static constexpr unsigned most_tries = 256;  // 8 would make three times the moves
 
     [[nodiscard]] result<void*> allocate_locked(std::size_t requested,
@@ -212,8 +228,10 @@ private:
                                           std::size_t alignment) const noexcept;
     void find_place_locked(std::uint32_t area, std::size_t bytes, std::size_t alignment,
                            place& best) const noexcept;
-    void try_extent_locked(extent& free, std::size_t bytes, std::size_t alignment,
-                           place& best) const noexcept;
+    void judge_extent_locked(extent& free, std::size_t bytes, std::size_t alignment,
+                             place& best) const noexcept;
+    [[nodiscard]] place offer_of_locked(extent& free, std::size_t bytes,
+                                        std::size_t alignment) const noexcept;
     void try_begin_locked(extent& free, address begin, std::size_t bytes,
                           place& best) const noexcept;
     [[nodiscard]] status add_span_locked(std::uint32_t area, std::size_t bytes,
@@ -243,6 +261,7 @@ private:
     const options options_;
     frame_user user_;  // its lock guards all below
     area_state areas_[2];
+    mutable offer offers_[std::size_t{1} << offer_bits] = {};
     span_chain* spans_ = nullptr;
     slab<span_chain> chains_;
     extent_records records_;
@@ -278,8 +297,8 @@ inline void extent_heap::try_begin_locked(extent& free, address begin, std::size
     }
 }
 
-inline void extent_heap::try_extent_locked(extent& free, std::size_t bytes, std::size_t alignment,
-                                           place& best) const noexcept {
+inline void extent_heap::judge_extent_locked(extent& free, std::size_t bytes, std::size_t alignment,
+                                             place& best) const noexcept {
     const slot_span& span = *free.span;
     const std::size_t slot_bytes = span.slot_bytes();
     const address end = free.range.end();
@@ -326,11 +345,36 @@ inline void extent_heap::try_extent_locked(extent& free, std::size_t bytes, std:
     }
 }
 
+// A program asks for the same sizes again and again, and an extent that was too dear for one is asked each time:
+// what it offers is worked out once, until something changes.
+[[gnu::noinline]] inline extent_heap::place extent_heap::offer_of_locked(
+    extent& free, std::size_t bytes, std::size_t alignment) const noexcept {
+    // Neither of the two ever falls, so their sum stands for both.
+    const std::uint64_t version = free.span->version() + areas_[free.area].version;
+    const std::size_t hash = free.range.begin / extent_unit_bytes * 0x9e3779b97f4a7c15U;
+    offer& last = offers_[hash >> (64 - offer_bits)];
+    if (last.whole == free.range && last.bytes == bytes && last.alignment == alignment &&
+        last.version == version) {
+        return {last.begin != 0 ? &free : nullptr, last.begin, last.cost};
+    }
+    place found;
+    judge_extent_locked(free, bytes, alignment, found);
+    if (found.cost != 0) {  // else it is taken, and another one afterwards
+        last = {free.range, bytes, alignment, version, found.begin, found.cost};
+    }
+    return found;
+}
+
 inline void extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes,
                                            std::size_t alignment, place& best) const noexcept {
     unsigned tries = 0;
     areas_[area].free.for_each_from(bytes, [&](extent& free) {
-        try_extent_locked(free, bytes, alignment, best);
+        if (bytes < options_.least_remembered * free.span->slot_bytes()) {
+            judge_extent_locked(free, bytes, alignment, best);
+        } else {
+            const place offered = offer_of_locked(free, bytes, alignment);
+            best = offered.cost < best.cost ? offered : best;
+        }
         // Only places count: there may be any number of extents that such an alignment does not fit in.
         return best.cost != 0 && (best.within == nullptr || ++tries < most_tries);
     });
@@ -407,6 +451,7 @@ inline status extent_heap::add_span_locked(std::uint32_t area, std::size_t bytes
         if (result<slot_span*> span = frames_->reserve_locked(user_, enough, slot_bytes)) {
             extent& all = make_free_locked((*span)->range(), **span, area, nullptr, nullptr);
             areas_[area].largest_slot = std::max(areas_[area].largest_slot, slot_bytes);
+            ++areas_[area].version;
             *chain = {*span, &all, area, spans_};
             spans_ = chain;
             return {};
@@ -509,6 +554,7 @@ void extent_heap::release_spans_locked(Pred&& pred) noexcept {
     }
     for (std::uint32_t area = 0; area < 2; ++area) {
         areas_[area].largest_slot = 0;
+        ++areas_[area].version;
         for (const span_chain* chain = spans_; chain != nullptr; chain = chain->next) {
             if (chain->area == area) {
                 areas_[area].largest_slot =

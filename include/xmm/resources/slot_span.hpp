@@ -106,6 +106,11 @@ public:
     }
 
     [[nodiscard]] bool has_any_frame() const noexcept { return mapped_count_ != 0; }
+    // Another one whenever what missing(), remembering() and next() answer may be another.
+    [[nodiscard]] std::uint64_t version() const noexcept {
+        // acquire: pairs with the release in count_version, so that what is asked next is no older.
+        return version_.load(std::memory_order_acquire);
+    }
 
     // How many of the slots that the range overlaps have no frame.
     [[nodiscard]] std::size_t missing(va_range part) const noexcept {
@@ -185,10 +190,12 @@ private:
     void set_mapped(std::size_t slot) noexcept {
         mapped_[slot / 64] |= std::uint64_t{1} << (slot % 64);
         ++mapped_count_;
+        count_version();
     }
     void clear_mapped(std::size_t slot) noexcept {
         mapped_[slot / 64] &= ~(std::uint64_t{1} << (slot % 64));
         --mapped_count_;
+        count_version();
     }
     // Under D, as the next.
     [[nodiscard]] bool is_stale(std::size_t slot) const noexcept {
@@ -199,7 +206,9 @@ private:
         const std::uint64_t bit = std::uint64_t{1} << (slot % 64);
         const std::uint64_t word = stale_[slot / 64].load(std::memory_order_relaxed);
         stale_[slot / 64].store(is_stale ? word | bit : word & ~bit, std::memory_order_relaxed);
+        count_version();
     }
+    void count_version() noexcept { version_.fetch_add(1, std::memory_order_release); }
     [[nodiscard]] bool has_block(std::size_t slot) const noexcept {
         return (used_[slot / 64] >> (slot % 64) & 1) != 0;
     }
@@ -264,6 +273,7 @@ private:
     std::unique_ptr<frame_user> own_user_;          // of a span that was reserved without one
     slot_span* next_ = nullptr;                     // (U,D) next of the same user
     std::size_t mapped_count_ = 0;                  // (U,D) slots that have a frame
+    std::atomic<std::uint64_t> version_{0};         // (A)   written under D
     std::unique_ptr<std::uint64_t[]> mapped_;       // (U,D) a bit a slot
     std::unique_ptr<std::uint64_t[]> used_;         // (U)   a bit a slot: a block overlaps it
     std::unique_ptr<std::uint32_t[]> more_;         // (U)   how many more than one do
