@@ -85,23 +85,30 @@ int main(int argc, char** argv) {
     report::print("random read", ratio(
                                      chosen.rounds, [&] { sink += random_read(unified, count); },
                                      [&] { sink += random_read(plain, count); }));
-    // Small enough for the pool of host frames to hold, and beyond it.
+    const auto touch_first = [](xmm::space& all, std::size_t size) {
+        void* fresh = all.map(size).value();
+        std::memset(fresh, 1, size);
+        static_cast<void>(all.unmap(fresh).is_ok());
+    };
+    const auto touch_plain = [](std::size_t size) {
+        void* fresh =
+            ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        std::memset(fresh, 1, size);
+        ::munmap(fresh, size);
+    };
     for (const auto& [name, size] : {std::pair{"map, first touch, unmap, 1/4", bytes / 4},
                                      std::pair{"map, first touch, unmap", bytes}}) {
         report::print(name, ratio(
-                                chosen.rounds,
-                                [&, size = size] {
-                                    void* fresh = space->map(size).value();
-                                    std::memset(fresh, 1, size);
-                                    static_cast<void>(space->unmap(fresh).is_ok());
-                                },
-                                [size = size] {
-                                    void* fresh = ::mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                                                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-                                    std::memset(fresh, 1, size);
-                                    ::munmap(fresh, size);
-                                }));
+                                chosen.rounds, [&, size = size] { touch_first(*space, size); },
+                                [&, size = size] { touch_plain(size); }));
     }
+    // No frame was there before, so every page comes from the kernel.
+    const auto new_space = [&] {
+        auto other = xmm::space::create_soft({{.bytes = 64_MiB}});
+        touch_first(*other, bytes);
+    };
+    report::print("the same in a new space, with its making",
+                  ratio(chosen.rounds, new_space, [&] { touch_plain(bytes); }), "no goal");
 
     // Memory that xmm does not manage: allocation, faults and walks with a space there and without.
     const auto foreign = [&] {

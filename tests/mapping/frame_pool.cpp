@@ -147,6 +147,20 @@ TEST_CASE("frame_pool: a driver that has less than the ledger believes gets fram
     CHECK(r.driver.frames.empty());
 }
 
+TEST_CASE("frame_pool: a device that is lost meanwhile costs no more free frames") {
+    pool_rig r;
+    frame_record* small[3] = {r.take(), r.take(), r.take()};
+    for (frame_record* one : small) {
+        r.pool.give_back(*one);
+    }
+    r.driver.frames_until_failure = 0;
+    r.driver.frame_failures = 2;
+    r.driver.last_failure = errc::device_lost;
+    CHECK(r.pool.take(4_MiB).code() == errc::device_lost);
+    CHECK(r.driver.dropped.size() == 1);
+    CHECK(r.book.used() == 4_MiB);
+}
+
 TEST_CASE("frame_pool: gives everything back when it goes") {
     test::paper_driver driver;
     ledger book;

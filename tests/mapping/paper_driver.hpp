@@ -22,7 +22,8 @@ struct paper_driver {
     unsigned declines_left = 0;     // of ranges proposed by others
     int queues_until_failure = -1;  // -1: never
     int frames_until_failure = -1;
-    unsigned frame_failures = 1;  // how many calls fail then
+    unsigned frame_failures = 1;          // how many calls fail then
+    errc last_failure = errc::no_memory;  // of the last of them; of the others it is no_memory
     std::vector<va_range> claims;
     std::vector<va_range> proposed;  // all of them, in order
     std::vector<frame> frames;
@@ -93,7 +94,7 @@ struct paper_driver {
         ++frame_calls;
         if (frames_until_failure == 0) {
             frames_until_failure = --frame_failures == 0 ? -1 : 0;
-            return fail(errc::no_memory, "no frames on paper");
+            return fail(frame_failures == 0 ? last_failure : errc::no_memory, "no frames on paper");
         }
         frames_until_failure -= frames_until_failure > 0 ? 1 : 0;
         frames.push_back({next_handle, next_handle << 32, bytes, node, true});

@@ -100,20 +100,18 @@ private:
             book_->release(bytes);
             return fail(errc::no_memory, "the host has no memory for a frame's record");
         }
-        result<frame> made = driver_.frame_create(node_, bytes);
-        while (!made && made.code() == errc::no_memory && drop_any()) {
-            // The driver has less than the ledger believed: others hold memory unseen.
-            result<frame> again = driver_.frame_create(node_, bytes);
-            if (again) {
-                return fill(*record, *again);
+        for (;;) {
+            const result<frame> made = driver_.frame_create(node_, bytes);
+            if (made) {
+                return fill(*record, *made);
+            }
+            // The driver may have less than the ledger believed: others hold memory unseen.
+            if (made.code() != errc::no_memory || !drop_any()) {
+                records_.give_back(record);
+                book_->release(bytes);
+                return made.error();
             }
         }
-        if (!made) {
-            records_.give_back(record);
-            book_->release(bytes);
-            return made.error();
-        }
-        return fill(*record, *made);
     }
     frame_record* fill(frame_record& record, const frame& made) noexcept {
         record.backing = made;
