@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// driver.hpp - every call of the interface passes here once and leaves as a status.
+//
+// Model    libze_loader.so.1 is loaded and started once a process, at the first question, and stays. Its answer to
+//          the first start is its answer forever, and after a refusal nothing of it may be called. Functions that
+//          older loaders lack are optional: has() says whether they are there.
+// Threads  Any.
+// Failure  A status with the driver's own code. What a device does not survive is device_lost.
+#pragma once
+
+#include <xmm/core/status.hpp>
+#include <xmm/os/dynamic_library.hpp>
+#include <xmm/os/registry.hpp>
+
+#include "abi.hpp"
+
+namespace xmm::levelzero {
+
+[[nodiscard]] constexpr status status_of(ze_result_t code) noexcept {
+    const auto own = static_cast<std::int32_t>(code);
+    switch (code) {
+        case ZE_RESULT_SUCCESS: return {};
+        case ZE_RESULT_NOT_READY: return fail(errc::busy, "Level Zero: not ready yet", own);
+        case ZE_RESULT_ERROR_DEVICE_LOST:
+        case ZE_RESULT_ERROR_DEVICE_REQUIRES_RESET:
+            return fail(errc::device_lost, "the Level Zero device failed and is lost", own);
+        case ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY:
+            return fail(errc::no_memory, "the Level Zero driver is out of host memory", own);
+        case ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY:
+            return fail(errc::no_memory, "the Level Zero device is out of memory", own);
+        case ZE_RESULT_ERROR_UNINITIALIZED:
+            return fail(errc::unsupported, "Level Zero finds no driver", own);
+        case ZE_RESULT_ERROR_UNSUPPORTED_VERSION:
+        case ZE_RESULT_ERROR_UNSUPPORTED_FEATURE:
+        case ZE_RESULT_ERROR_UNSUPPORTED_SIZE:
+        case ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT:
+        case ZE_RESULT_ERROR_UNSUPPORTED_ENUMERATION:
+            return fail(errc::unsupported, "this device or Level Zero driver cannot do it", own);
+        case ZE_RESULT_ERROR_INVALID_ARGUMENT:
+        case ZE_RESULT_ERROR_INVALID_NULL_HANDLE:
+        case ZE_RESULT_ERROR_INVALID_NULL_POINTER:
+        case ZE_RESULT_ERROR_INVALID_SIZE:
+        case ZE_RESULT_ERROR_INVALID_ENUMERATION:
+            return fail(errc::invalid_argument, "the Level Zero driver refused an argument", own);
+        default: return fail(errc::unsupported, "a Level Zero call failed", own);
+    }
+}
+
+class driver {
+public:
+    static constexpr const char* registry_key = "levelzero_driver/1";
+
+    // The process's loader; ask for its state before anything else.
+    static driver& instance() { return registry::object<driver>(); }
+
+    driver() noexcept : state_{start()} {}
+    driver(const driver&) = delete;
+    driver& operator=(const driver&) = delete;
+
+    // ok: it is started, and there is a driver.
+    [[nodiscard]] status state() const noexcept { return state_; }
+
+    // call(&driver_api::mem_free, context, pointer)
+    template <class Function, class... Args>
+    status call(Function driver_api::*which, Args... args) const noexcept {
+        XMM_ASSERT((api_.*which).at != nullptr, "a function that this loader does not have");
+        return status_of((api_.*which)(args...));
+    }
+    // Whether one of the optional functions is there.
+    template <class Function>
+    [[nodiscard]] bool has(Function driver_api::*which) const noexcept {
+        return (api_.*which).at != nullptr;
+    }
+
+private:
+    status start() noexcept {
+        if (registry::is_forked_child()) {
+            return fail(errc::forked, "a forked child cannot start Level Zero");
+        }
+        auto library = dynamic_library::open("libze_loader.so.1");
+        if (!library) {
+            return fail(errc::unsupported,
+                        "no Level Zero here: libze_loader.so.1 cannot be loaded");
+        }
+        bool has_all = true;
+        for_each_function(api_, [&](auto& one) {
+            using signature = typename std::remove_reference_t<decltype(one)>::signature;
+            auto found = library->find<signature>(one.name);
+            one.at = found ? *found : nullptr;
+            has_all &= one.at != nullptr || one.is_optional;
+        });
+        if (!has_all) {
+            return fail(errc::unsupported, "the Level Zero loader is older than 1.4");
+        }
+        const status started = call(&driver_api::init, std::uint32_t{0});
+        return started ? status{}
+                       : status{started.code == errc::device_lost ? errc::unsupported : started.code,
+                                started.driver_code, started.why};
+    }
+
+    driver_api api_;  // (C) once built, as is the next
+    status state_;
+};
+
+}  // namespace xmm::levelzero

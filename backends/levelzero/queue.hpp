@@ -1,0 +1,580 @@
+// SPDX-License-Identifier: Apache-2.0
+// queue.hpp - an immediate command list with tickets for points in its work.
+//
+// Model    Each call appends its work and a barrier that signals an event; the ticket is the count of calls so far.
+//          The list is one of the engine that only copies until the first kernel comes: from then on it is one of the
+//          engine that computes, which begins when the other is done. A slot outlives its queues, and its count goes
+//          on, so that asking for the ticket of a queue that is gone is harmless.
+//          A host call is a point that a thread of ours waits for, and an event that the list waits for and the
+//          thread signals.
+// Threads  Any. order_ (rank backend_queue) is held while something is appended, since lists bear one thread at a
+//          time, and so that tickets are in the list's order; ring_ (leaf) guards the events and is never held across
+//          a call of the driver.
+// Failure  What a failed call left in the list is awaited, and its ticket counts as reached. After the device is lost
+//          all tickets are reached: those that were not before answer device_lost.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <xmm/concepts/backend.hpp>
+#include <xmm/core/lock.hpp>
+#include <xmm/os/futex.hpp>
+#include <xmm/os/signal_mask.hpp>
+
+#include "device.hpp"
+#include "events.hpp"
+
+namespace xmm::levelzero {
+
+class queue {
+public:
+    static constexpr std::uint64_t forever = ~std::uint64_t{0};
+
+    queue() = default;
+    queue(const queue&) = delete;
+    queue& operator=(const queue&) = delete;
+    ~queue() {
+        if (points_ != nullptr) {
+            ::munmap(static_cast<void*>(points_), ring_bytes);
+        }
+    }
+
+    [[nodiscard]] device& on() const noexcept { return *device_; }
+
+    [[nodiscard]] status open(queue_id id, device& on, ze_context_handle_t context,
+                              event_stock& events, std::uint32_t version,
+                              queue_priority priority) noexcept {
+        if (points_ == nullptr) {
+            void* at = ::mmap(nullptr, ring_bytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (at == MAP_FAILED) {
+                return fail(errc::no_memory, "no address space for a queue", errno);
+            }
+            points_ = static_cast<point_events*>(at);
+        }
+        id_ = id, device_ = &on, context_ = context, events_ = &events, priority_ = priority;
+        can_synchronize_ = version >= version_with_list_synchronize &&
+                           on.calls().has(&driver_api::command_list_host_synchronize);
+        is_computing_ = !on.has_copy_engine();
+        lost_from_.store(never, std::memory_order_relaxed);  // nobody has this queue yet
+        is_closing_ = false;
+        return on.note(make_list(on.copy_group(), list_));
+    }
+    // Returns when all work in it, and every host call, is over.
+    void close() noexcept {
+        (void)record();  // what was appended without a ticket
+        (void)wait(with(ring_, [&] { return submitted_; }), forever);
+        if (caller_.joinable()) {
+            with_calls([&] { is_closing_ = true; });
+            bell_.notify_one();
+            caller_.join();
+        }
+        std::lock_guard order{order_};
+        // After a loss commands may still name their events.
+        const bool is_lost = device_->is_lost();
+        for (ze_command_list_handle_t* one : {&list_, &old_list_}) {
+            if (*one != nullptr) {
+                (void)device_->calls().call(&driver_api::command_list_destroy,
+                                            std::exchange(*one, nullptr));
+            }
+        }
+        with(ring_, [&] { finished_.store(submitted_, std::memory_order_release); });
+        release_points(is_lost);
+    }
+
+    // append(list, ticket) -> status puts the work in the list. `needed` is an event that the list then waits for: it
+    // is dropped once the ticket is reached; on failure it is the caller's.
+    template <class Append>
+    [[nodiscard]] result<ticket> submit(Append&& append, event* needed = nullptr) noexcept {
+        std::lock_guard order{order_};
+        return submit_locked(append, needed);
+    }
+    [[nodiscard]] result<ticket> record() noexcept {
+        return submit([](ze_command_list_handle_t, ticket) { return status{}; });
+    }
+    // append(list) -> status, of kernels.
+    template <class Append>
+    [[nodiscard]] result<ticket> submit_kernels(Append&& append) noexcept {
+        std::lock_guard order{order_};
+        if (const status able = begin_computing_locked(); !able) {
+            return able;
+        }
+        return submit_locked([&](ze_command_list_handle_t list, ticket) { return append(list); },
+                             nullptr);
+    }
+    // A list for kernels, from here on the queue's. It bears one thread at a time.
+    [[nodiscard]] result<ze_command_list_handle_t> computing_list() noexcept {
+        std::lock_guard order{order_};
+        const status able = begin_computing_locked();
+        return able ? result<ze_command_list_handle_t>{list_}
+                    : result<ze_command_list_handle_t>{able};
+    }
+    // Later work waits for a point of another queue.
+    [[nodiscard]] status await_in_list(queue& other, std::uint64_t value) noexcept {
+        if (&other == this || other.is_done(value)) {
+            return {};
+        }
+        event* awaited = other.pin(value);
+        if (awaited == nullptr) {
+            return {};
+        }
+        auto point = submit(
+            [&](ze_command_list_handle_t list, ticket) { return append_wait(list, *awaited); },
+            awaited);
+        if (!point) {
+            events_->drop_need(*awaited);
+        }
+        return point.error();
+    }
+    // fn runs on a thread of ours when its turn comes, even if the device is lost meanwhile.
+    [[nodiscard]] result<ticket> call(void (*fn)(void*) noexcept, void* context) noexcept {
+        if (const status started = start_caller(); !started) {
+            return started;
+        }
+        auto* one = new (std::nothrow) host_call{fn, context, nullptr, nullptr, nullptr, {}, {2}};
+        if (one == nullptr) {
+            return fail(errc::no_memory, "no memory for a host call");
+        }
+        auto turn = events_->take();
+        auto end = turn ? events_->take() : result<event*>{turn.error()};
+        if (!end) {
+            if (turn) {
+                events_->drop_need(**turn);
+            }
+            delete one;
+            return end.error();
+        }
+        one->turn = *turn;
+        one->end = *end;
+        event_stock::add_need(**end);  // the list's; the other is the thread's
+        bool is_handed_over = false;
+        auto point = submit(
+            [&](ze_command_list_handle_t list, ticket) {
+                status appended = append_barrier(list, *one->turn);
+                if (appended) {
+                    appended = append_wait(list, *one->end);
+                    if (!appended) {
+                        event_stock::spoil(*one->turn);
+                    }
+                }
+                is_handed_over = appended.is_ok();
+                if (is_handed_over) {
+                    hand_over(*one);
+                }
+                return appended;
+            },
+            one->end);
+        if (point) {
+            host_call::let_go(*one);
+            return point;
+        }
+        if (!is_handed_over) {
+            for (event* each : {one->turn, one->end, one->end}) {
+                events_->drop_need(*each);
+            }
+            delete one;
+            return point.error();
+        }
+        // It is made; only the event behind it failed, and what was in the list is done by now. A failure would say
+        // that it never is.
+        while (one->is_over.load(std::memory_order_acquire) == 0) {
+            xmm::detail::futex_wait(one->is_over, 0);
+        }
+        events_->drop_need(*one->end);
+        host_call::let_go(*one);
+        return ticket{id_, 0};
+    }
+
+    [[nodiscard]] bool is_submitted(std::uint64_t value) noexcept {
+        return with(ring_, [&] { return value <= submitted_; });
+    }
+    [[nodiscard]] bool is_done(std::uint64_t value) noexcept {
+        // acquire: pairs with the release in finish; who sees the ticket reached sees the work.
+        if (finished_.load(std::memory_order_acquire) >= value) {
+            return true;
+        }
+        event* one = pin(value);
+        if (one == nullptr) {
+            return finished_.load(std::memory_order_acquire) >= value;
+        }
+        return take_answer(
+            value, *one,
+            device_->note(device_->calls().call(&driver_api::event_query_status, one->handle)));
+    }
+    // busy: not reached in that time.
+    [[nodiscard]] status wait(std::uint64_t value, std::uint64_t longest_ns) noexcept {
+        const std::uint64_t begun = xmm::detail::monotonic_ns();
+        for (unsigned failures = 0; !is_done(value);) {
+            event* one = pin(value);
+            if (one == nullptr) {
+                if (finished_.load(std::memory_order_acquire) >= value) {
+                    break;
+                }
+                return fail(errc::invalid_argument, "a ticket that was never given");
+            }
+            const std::uint64_t passed = xmm::detail::monotonic_ns() - begun;
+            const std::uint64_t left = longest_ns > passed ? longest_ns - passed : 0;
+            const status answer = device_->note(device_->calls().call(
+                &driver_api::event_host_synchronize, one->handle, std::min(left, slice_ns)));
+            if (take_answer(value, *one, answer)) {
+                break;
+            }
+            if (answer.code != errc::busy) {
+                if (++failures == most_failures) {
+                    return answer;
+                }
+                ::usleep(1000);
+            } else if (!device_->is_gone() && passed >= longest_ns) {
+                return answer;
+            }
+        }
+        // relaxed: written before the ticket was published as reached.
+        return value < lost_from_.load(std::memory_order_relaxed)
+                   ? status{}
+                   : fail(errc::device_lost, "the work was lost with its Level Zero device");
+    }
+
+private:
+    static constexpr std::uint64_t never = ~std::uint64_t{0};
+    static constexpr std::size_t ring_count = std::size_t{1} << 14;  // tickets not known as reached
+    static constexpr std::uint64_t slice_ns = 100'000'000;  // then the driver is asked for a loss
+    static constexpr unsigned most_failures = 100;
+
+    // Of a ticket: what signals it, and what it waits for. Both null: a call that failed, and was awaited.
+    struct point_events {
+        event* done;
+        event* needed;
+    };
+    static constexpr std::size_t ring_bytes = ring_count * sizeof(point_events);
+
+    struct host_call {
+        void (*fn)(void*) noexcept;
+        void* context;
+        event* turn;  // signalled by the list
+        event* end;   // by the thread
+        host_call* after;
+        xmm::detail::futex_word is_over;
+        std::atomic<unsigned> keepers;  // who enqueues it, and the thread
+
+        static void let_go(host_call& one) noexcept {
+            // acq_rel: the last one sees what the other did with the record.
+            if (one.keepers.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+                delete &one;
+            }
+        }
+    };
+
+    // ---- the list; order_ is held
+
+    [[nodiscard]] status make_list(std::uint32_t group, ze_command_list_handle_t& made) noexcept {
+        ze_command_queue_desc_t about;
+        about.ordinal = group;
+        about.priority = priority_ == queue_priority::background
+                             ? ZE_COMMAND_QUEUE_PRIORITY_PRIORITY_LOW
+                         : priority_ == queue_priority::urgent
+                             ? ZE_COMMAND_QUEUE_PRIORITY_PRIORITY_HIGH
+                             : ZE_COMMAND_QUEUE_PRIORITY_NORMAL;
+        return device_->calls().call(&driver_api::command_list_create_immediate, context_,
+                                     device_->handle(),
+                                     static_cast<const ze_command_queue_desc_t*>(&about), &made);
+    }
+    [[nodiscard]] status append_barrier(ze_command_list_handle_t list, event& signals) noexcept {
+        return device_->calls().call(&driver_api::command_list_append_barrier, list, signals.handle,
+                                     std::uint32_t{0}, static_cast<ze_event_handle_t*>(nullptr));
+    }
+    [[nodiscard]] status append_wait(ze_command_list_handle_t list, event& awaited) noexcept {
+        return device_->calls().call(&driver_api::command_list_append_wait_on_events, list,
+                                     std::uint32_t{1}, &awaited.handle);
+    }
+    template <class Append>
+    [[nodiscard]] result<ticket> submit_locked(Append&& append, event* needed) noexcept {
+        if (device_->is_lost()) {
+            return fail(errc::device_lost, "the Level Zero device is lost");
+        }
+        auto done = take_event();
+        if (!done) {
+            return done.error();
+        }
+        const ticket next{id_, with(ring_, [&] { return submitted_ + 1; })};
+        status outcome = device_->note(append(list_, next));
+        if (outcome) {
+            outcome = device_->note(append_barrier(list_, **done));
+        }
+        if (!outcome) {
+            drain_locked(**done);
+            add_point(nullptr, nullptr);
+            return outcome;
+        }
+        add_point(*done, needed);
+        return next;
+    }
+    // Behind a failure: what is in the list is over when it returns, if the driver lets us find out. The event goes.
+    void drain_locked(event& spare) noexcept {
+        bool is_over = device_->is_lost();
+        bool is_appended = false;
+        for (unsigned i = 0; i < most_failures && !is_over; ++i) {
+            if (can_synchronize_) {
+                is_over = device_
+                              ->note(device_->calls().call(
+                                  &driver_api::command_list_host_synchronize, list_, slice_ns))
+                              .is_ok();
+            } else {
+                is_appended = is_appended || device_->note(append_barrier(list_, spare)).is_ok();
+                is_over = is_appended && device_
+                                             ->note(device_->calls().call(
+                                                 &driver_api::event_host_synchronize, spare.handle,
+                                                 slice_ns))
+                                             .is_ok();
+            }
+            is_over = is_over || device_->is_gone();
+        }
+        if (is_appended && (!is_over || device_->is_lost())) {
+            event_stock::spoil(spare);
+        }
+        events_->drop_need(spare);
+    }
+    [[nodiscard]] status begin_computing_locked() noexcept {
+        if (is_computing_) {
+            return {};
+        }
+        ze_command_list_handle_t made = nullptr;
+        if (const status outcome = device_->note(make_list(device_->compute_group(), made));
+            !outcome) {
+            return outcome;
+        }
+        const std::uint64_t last = with(ring_, [&] { return submitted_; });
+        event* awaited = is_done(last) ? nullptr : pin(last);
+        std::swap(list_, made);
+        if (awaited != nullptr) {
+            auto point = submit_locked(
+                [&](ze_command_list_handle_t list, ticket) { return append_wait(list, *awaited); },
+                awaited);
+            if (!point) {
+                events_->drop_need(*awaited);
+                std::swap(list_, made);
+                (void)device_->calls().call(&driver_api::command_list_destroy, made);
+                return point.error();
+            }
+        }
+        old_list_ = made;
+        is_computing_ = true;
+        return {};
+    }
+
+    // ---- events, by ticket
+
+    [[nodiscard]] result<event*> take_event() noexcept {
+        const std::uint64_t oldest =
+            with(ring_, [&] { return submitted_ > released_ ? released_ + 1 : 0; });
+        if (is_done(oldest)) {  // so that events come back even if nobody else asks
+            release_points(false);
+        }
+        if (with(ring_, [&] { return submitted_ - released_ == ring_count; })) {
+            return fail(errc::no_memory, "too much work waits in one queue");
+        }
+        return events_->take();
+    }
+    void add_point(event* done, event* needed) noexcept {
+        with(ring_, [&] {
+            points_[++submitted_ % ring_count] = {done, needed};
+            if (done == nullptr && finished_.load(std::memory_order_relaxed) + 1 == submitted_) {
+                finished_.store(submitted_, std::memory_order_release);
+            }
+        });
+    }
+    // Gives back the events of tickets that are reached; spoilt: commands may name them still.
+    void release_points(bool is_spoilt) noexcept {
+        while (true) {
+            point_events gone{};
+            const bool is_one = with(ring_, [&] {
+                // relaxed: written under the lock only.
+                if (released_ == finished_.load(std::memory_order_relaxed)) {
+                    return false;
+                }
+                gone = std::exchange(points_[++released_ % ring_count], point_events{});
+                return true;
+            });
+            if (!is_one) {
+                return;
+            }
+            for (event* one : {gone.done, gone.needed}) {
+                if (one != nullptr) {
+                    if (is_spoilt || released_ >= lost_from_.load(std::memory_order_relaxed)) {
+                        event_stock::spoil(*one);
+                    }
+                    events_->drop_need(*one);
+                }
+            }
+        }
+    }
+    // What signals the ticket, or the next one that has an event, needed once more; null if it is reached or was
+    // never given.
+    [[nodiscard]] event* pin(std::uint64_t value) noexcept {
+        std::lock_guard hold{ring_};
+        // relaxed: written under the lock only.
+        if (value <= finished_.load(std::memory_order_relaxed) || value > submitted_) {
+            return nullptr;
+        }
+        for (std::uint64_t i = value; i > finished_.load(std::memory_order_relaxed); --i) {
+            if (event* one = points_[i % ring_count].done; one != nullptr) {
+                event_stock::add_need(*one);
+                return one;
+            }
+        }
+        finish_locked(value);  // nothing but calls that failed, each awaited
+        return nullptr;
+    }
+    void finish_locked(std::uint64_t value) noexcept {
+        if (value > finished_.load(std::memory_order_relaxed)) {
+            finished_.store(value, std::memory_order_release);
+        }
+    }
+    // True if the ticket is reached. Ends the pin.
+    [[nodiscard]] bool take_answer(std::uint64_t value, event& one, status answer) noexcept {
+        const bool is_lost = device_->is_lost();
+        if (answer) {
+            with(ring_, [&] { finish_locked(value); });
+        } else if (is_lost) {
+            lose();
+        }
+        events_->drop_need(one);
+        return answer || is_lost;
+    }
+    // All that is not known as reached is lost. Lists of other devices that wait for some of it go on.
+    void lose() noexcept {
+        const std::uint64_t last = with(ring_, [&] { return submitted_; });
+        for (std::uint64_t i = finished_.load(std::memory_order_relaxed) + 1; i <= last; ++i) {
+            event* one = with(ring_, [&]() -> event* {
+                event* unreached = i > finished_.load(std::memory_order_relaxed)
+                                       ? points_[i % ring_count].done
+                                       : nullptr;
+                if (unreached != nullptr) {
+                    event_stock::add_need(*unreached);
+                    event_stock::spoil(*unreached);
+                }
+                return unreached;
+            });
+            if (one != nullptr) {
+                (void)device_->calls().call(&driver_api::event_host_signal, one->handle);
+                events_->drop_need(*one);
+            }
+        }
+        with(ring_, [&] {
+            const std::uint64_t first = finished_.load(std::memory_order_relaxed) + 1;
+            if (lost_from_.load(std::memory_order_relaxed) == never && first <= submitted_) {
+                lost_from_.store(first, std::memory_order_relaxed);  // published by finished_
+            }
+            finish_locked(submitted_);
+        });
+    }
+
+    // ---- host calls
+
+    template <class Fn>
+    void with_calls(Fn&& fn) noexcept {
+        std::lock_guard hold{calls_};
+        fn();
+    }
+    [[nodiscard]] status start_caller() noexcept {
+        std::lock_guard hold{calls_};
+        if (caller_.joinable()) {
+            return {};
+        }
+        try {
+            const xmm::detail::signals_blocked quiet;
+            caller_ = std::thread{[this] { make_calls(); }};
+        } catch (const std::exception&) {
+            return fail(errc::no_memory, "no thread for host calls", EAGAIN);
+        }
+        return {};
+    }
+    void hand_over(host_call& one) noexcept {
+        with_calls([&] {
+            *(newest_ == nullptr ? &oldest_ : &newest_->after) = &one;
+            newest_ = &one;
+        });
+        bell_.notify_one();
+    }
+    void make_calls() noexcept {
+        ::pthread_setname_np(::pthread_self(), "xmm-ze-calls");
+        std::unique_lock hold{calls_};
+        while (true) {
+            bell_.wait(hold, [&] { return oldest_ != nullptr || is_closing_; });
+            if (oldest_ == nullptr) {
+                return;
+            }
+            host_call& one = *oldest_;
+            oldest_ = one.after;
+            newest_ = oldest_ == nullptr ? nullptr : newest_;
+            hold.unlock();
+            make(one);
+            hold.lock();
+        }
+    }
+    void make(host_call& one) noexcept {
+        const driver& calls = device_->calls();
+        bool is_signalled = false;
+        while (!is_signalled && !device_->is_lost()) {
+            const status answer = device_->note(
+                calls.call(&driver_api::event_host_synchronize, one.turn->handle, slice_ns));
+            is_signalled = answer.is_ok();
+            if (!is_signalled && answer.code != errc::busy) {
+                ::usleep(1000);
+            }
+            (void)(is_signalled || device_->is_gone());
+        }
+        one.fn(one.context);
+        if (!is_signalled) {
+            event_stock::spoil(*one.turn);
+        }
+        for (unsigned i = 0;
+             i < most_failures && !calls.call(&driver_api::event_host_signal, one.end->handle);
+             ++i) {
+            ::usleep(1000);  // the list waits for it
+        }
+        events_->drop_need(*one.turn);
+        events_->drop_need(*one.end);
+        one.is_over.store(1, std::memory_order_release);  // pairs with the acquire in call
+        xmm::detail::futex_wake_all(one.is_over);
+        host_call::let_go(one);
+    }
+
+    queue_id id_;  // (C) while open, as are the next five
+    device* device_ = nullptr;
+    ze_context_handle_t context_ = nullptr;
+    event_stock* events_ = nullptr;
+    queue_priority priority_ = queue_priority::normal;
+    bool can_synchronize_ = false;
+
+    ranked_mutex<lock_rank::backend_queue> order_;
+    ze_command_list_handle_t list_ = nullptr;      // under order_, as are the next two
+    ze_command_list_handle_t old_list_ = nullptr;  // of the engine that copies
+    bool is_computing_ = false;
+
+    ranked_mutex<lock_rank::leaf> ring_;
+    point_events* points_ = nullptr;  // (C) once there: by ticket
+    std::uint64_t submitted_ = 0;     // under ring_, as is the next; never reset
+    std::uint64_t released_ = 0;      // tickets up to here have no events any more
+    std::atomic<std::uint64_t> finished_{0};  // written under ring_
+    std::atomic<std::uint64_t> lost_from_{never};
+
+    std::mutex calls_;  // no rank: nothing of ours is locked under it
+    std::condition_variable bell_;
+    std::thread caller_;
+    host_call* oldest_ = nullptr;  // under calls_, as are the next two
+    host_call* newest_ = nullptr;
+    bool is_closing_ = false;
+};
+
+}  // namespace xmm::levelzero

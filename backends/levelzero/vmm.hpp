@@ -1,0 +1,648 @@
+// SPDX-License-Identifier: Apache-2.0
+// vmm.hpp - the devices of one Level Zero driver, behind the operators of a backend.
+//
+// Model    One object for the devices of one driver, which share a context, and the host nodes beside them. Frames are
+//          handles of the driver; addresses are reservations of its. Kernels are launched beside the backend:
+//          launcher.hpp. Without virtual memory frames are plain allocations, and nothing can be mapped.
+// Threads  Any thread may call any operator, with ranks above backend_queue held. The last call has returned
+//          before the destructor starts; it lets the submitted work finish.
+// Failure  As concepts/backend.hpp says. open() says why there is nothing to drive. A child of fork must not
+//          call anything here.
+// See      README.md for abilities and limits.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <span>
+#include <vector>
+
+#include <unistd.h>
+
+#include <xmm/concepts/backend.hpp>
+
+#include "device.hpp"
+#include "events.hpp"
+#include "frames.hpp"
+#include "queue.hpp"
+#include "views.hpp"
+
+namespace xmm::levelzero {
+
+struct vmm_options {
+    // The OS's number of each host node, in the order of host_ids; what is missing or -1 counts as 0.
+    std::span<const int> host_numa;
+    // Of each host node, in the same order: what xmm may think it has.
+    std::span<const std::size_t> host_bytes;
+    // Goes into the queue ids (12 bits): drivers that live at the same time need different ones.
+    std::uint32_t queue_salt = 1;
+};
+
+class vmm {
+public:
+    // At most as many ids as the driver has devices (see find_drivers), which are taken in that order, and at least
+    // one host id; ids are process-wide and given from outside.
+    [[nodiscard]] static result<std::unique_ptr<vmm>> open(
+        const found_driver& from, std::span<const node_id> device_ids,
+        std::span<const node_id> host_ids, const vmm_options& options = {}) noexcept {
+        const driver& on = driver::instance();
+        if (!on.state()) {
+            return on.state();
+        }
+        if (device_ids.empty() || device_ids.size() > from.devices.size()) {
+            return fail(errc::unsupported, "the Level Zero driver has no such number of devices");
+        }
+        try {
+            std::unique_ptr<vmm> made{new vmm{on, from, device_ids, options.queue_salt}};
+            const status outcome = made->build(from, host_ids, options);
+            return outcome ? result<std::unique_ptr<vmm>>{std::move(made)}
+                           : result<std::unique_ptr<vmm>>{outcome};
+        } catch (const std::bad_alloc&) {
+            return fail(errc::no_memory, "the host has no memory for a driver");
+        }
+    }
+    ~vmm() {
+        for (queue_slot& one : *slots_) {
+            if (one.is_taken) {
+                one.work.close();
+            }
+        }
+    }
+    vmm(const vmm&) = delete;
+    vmm& operator=(const vmm&) = delete;
+
+    // ---- vendor
+
+    [[nodiscard]] std::span<const node_id> nodes() const noexcept { return device_ids_; }
+
+    // Host nodes are described too.
+    [[nodiscard]] result<node_description> describe(node_id node) const noexcept {
+        const node_memory* memory = find_memory(node);
+        if (memory == nullptr) {
+            return fail(errc::unknown_node, "not a node of this driver");
+        }
+        node_description about;
+        about.bytes = align_down(memory->bytes(), page_bytes);
+        about.smallest_frame_bytes = memory->smallest_frame_bytes();
+        about.able = abilities_;
+        const char* lacking = has_virtual_memory_ ? "" : ", no virtual memory";
+        const device* one = find_device(node);
+        if (one == nullptr) {
+            std::snprintf(about.name.data(), about.name.size(), "host memory %d%s", node.value,
+                          lacking);
+            return about;
+        }
+        // What it lacks is said in any case, however long the name.
+        std::snprintf(about.name.data(), about.name.size(), "%.*s%s", 40, one->name(), lacking);
+        about.is_lowering_dear = true;  // it cannot be: a device can always write
+        about.headroom_bytes =
+            std::min(std::max(std::size_t{512} << 20, about.bytes / 50), about.bytes / 8);
+        while (about.granule_bytes > about.smallest_frame_bytes &&
+               about.granule_bytes > about.bytes / 16) {
+            about.granule_bytes /= 2;
+        }
+        about.link_in_bytes_per_second = about.link_out_bytes_per_second =
+            one->link_bytes_per_second();
+        about.nearest_host = nearest_host(*one);
+        return about;
+    }
+
+    // A proposal may lie anywhere; a given range is claimed if the driver still has those very addresses.
+    [[nodiscard]] result<va_range> va_examine(va_range range, std::size_t alignment) noexcept {
+        XMM_ASSERT(
+            range.bytes != 0 && range.bytes % page_bytes == 0 && range.begin % page_bytes == 0,
+            "a range is a whole number of pages");
+        alignment = std::max(alignment, page_bytes);
+        XMM_ASSERT((alignment & (alignment - 1)) == 0, "an alignment is a power of two");
+        if (!has_virtual_memory_) {
+            return fail(errc::unsupported, "this Level Zero driver has no virtual memory");
+        }
+        if (range.bytes >> view_table::address_bits != 0) {
+            return fail(errc::no_memory, "more than 48 bits of addresses");
+        }
+        if (range.begin % alignment != 0) {
+            return fail(errc::unsupported, "the range is not aligned as asked");
+        }
+        claim made;
+        if (const status reserved = maps_.reserve(range.begin, range.bytes, made.reserved);
+            !reserved) {
+            return reserved;
+        }
+        if (range.begin == 0 && made.reserved.begin % alignment != 0) {
+            // A longer one has such an address in it. It is kept whole, since it is freed as it was made.
+            maps_.release(made.reserved);
+            if (const status again = maps_.reserve(0, range.bytes + alignment, made.reserved);
+                !again) {
+                return again;
+            }
+        }
+        made.given = {align_up(made.reserved.begin, alignment), range.bytes};
+        status outcome;
+        if ((range.begin != 0 && made.given.begin != range.begin) ||
+            !made.reserved.contains(made.given) ||
+            (made.given.end() - 1) >> view_table::address_bits != 0) {
+            outcome = fail(errc::busy, "the Level Zero driver does not get these addresses");
+        } else {
+            outcome = add_claim(made);
+        }
+        if (!outcome) {
+            maps_.release(made.reserved);
+            return outcome;
+        }
+        return made.given;
+    }
+    // Nothing is mapped there any more.
+    void va_release(va_range range) noexcept {
+        XMM_ASSERT(!views_.has_any(range), "released a range that is still mapped");
+        const va_range reserved = with(lock_, [&]() -> va_range {
+            for (claim& one : claims_) {
+                if (one.given == range) {
+                    const va_range found = one.reserved;
+                    one = claims_.back();
+                    claims_.pop_back();
+                    return found;
+                }
+            }
+            return {};
+        });
+        XMM_ASSERT(!reserved.is_empty(), "released a range that was never claimed");
+        maps_.release(reserved);
+    }
+
+    [[nodiscard]] result<queue_id> queue_create(node_id node, queue_priority priority) noexcept {
+        device* on = find_device(node);
+        if (on == nullptr) {
+            return fail(errc::unknown_node, "a queue belongs to a device of this driver");
+        }
+        std::lock_guard hold{lock_};
+        for (std::uint32_t i = 0; i < slot_count; ++i) {
+            queue_slot& slot = (*slots_)[i];
+            if (slot.is_taken) {
+                continue;
+            }
+            slot.generation = slot.generation % 0xfff + 1;
+            const queue_id id{queue_salt_ << 20 | slot.generation << 8 | i};
+            if (const status opened =
+                    slot.work.open(id, *on, maps_.context(), events_, version_, priority);
+                !opened) {
+                return opened;
+            }
+            slot.is_taken = true;
+            slot.id.store(id.value,
+                          std::memory_order_release);  // pairs with the acquire in find_queue
+            return id;
+        }
+        return fail(errc::no_memory, "256 queues are in use");
+    }
+    // Lets the submitted work finish. Not from a host call of that queue.
+    void queue_destroy(queue_id id) noexcept {
+        queue_slot& slot = slot_of(id);
+        XMM_ASSERT(slot.id.load(std::memory_order_relaxed) == id.value,
+                   "destroyed a queue that is gone");
+        slot.id.store(0, std::memory_order_relaxed);
+        slot.work.close();
+        with(lock_, [&] { slot.is_taken = false; });
+    }
+
+    [[nodiscard]] result<ticket> memcpy(queue_id id, std::span<const piece> pieces) noexcept {
+        return submit(id, [&](ze_command_list_handle_t list, ticket by) {
+            status outcome;
+            for (std::size_t i = 0; i < pieces.size() && outcome;) {
+                piece all = pieces[i++];
+                XMM_ASSERT(all.to.bytes == all.from.bytes, "both sides of a copy are equally long");
+                for (; i < pieces.size() && pieces[i].to.begin == all.to.end() &&
+                       pieces[i].from.begin == all.from.end();
+                     ++i) {
+                    all.to.bytes += pieces[i].to.bytes;
+                    all.from.bytes += pieces[i].from.bytes;
+                }
+                outcome = append_copy(list, all, by);
+            }
+            return outcome;
+        });
+    }
+    [[nodiscard]] result<ticket> zero(queue_id id, std::span<const va_range> ranges) noexcept {
+        return submit(id, [&](ze_command_list_handle_t list, ticket by) {
+            status outcome;
+            for (std::size_t i = 0; i < ranges.size() && outcome; ++i) {
+                outcome = append_zeros(list, ranges[i], by);
+            }
+            return outcome;
+        });
+    }
+    // Tickets of queues that are gone, and of other drivers, are reached.
+    [[nodiscard]] bool is_done(ticket point) const noexcept {
+        return point.value == 0 || !is_mine(point.queue) ||
+               slot_of(point.queue).work.is_done(point.value);
+    }
+    // Returns when the ticket is reached; device_lost if its work was lost.
+    [[nodiscard]] status wait(ticket point) noexcept {
+        if (point.value == 0) {
+            return {};
+        }
+        return is_mine(point.queue) ? slot_of(point.queue).work.wait(point.value, queue::forever)
+                                    : foreign_ticket();
+    }
+    [[nodiscard]] result<ticket> record(queue_id id) noexcept {
+        queue* one = find_queue(id);
+        return one == nullptr ? result<ticket>{no_queue()} : one->record();
+    }
+    [[nodiscard]] status make_wait(queue_id id, ticket point) noexcept {
+        queue* one = find_queue(id);
+        if (one == nullptr) {
+            return no_queue();
+        }
+        if (point.value == 0) {
+            return {};
+        }
+        if (!is_mine(point.queue)) {
+            return foreign_ticket();
+        }
+        queue& other = slot_of(point.queue).work;
+        if (!other.is_submitted(point.value)) {
+            return fail(errc::invalid_argument, "a ticket that was never given");
+        }
+        return one->await_in_list(other, point.value);
+    }
+
+    // ---- owns_frames
+
+    // bytes is a whole number of pages, at most largest_frame_bytes. A handle's contents are undefined.
+    [[nodiscard]] result<frame> frame_create(node_id node, std::size_t bytes) noexcept {
+        XMM_ASSERT(bytes != 0 && bytes % page_bytes == 0 && bytes <= largest_frame_bytes,
+                   "a frame is a whole number of pages, at most largest_frame_bytes");
+        node_memory* memory = find_memory(node);
+        return memory == nullptr
+                   ? result<frame>{fail(errc::unknown_node, "not a node of this driver")}
+                   : memory->create(bytes);
+    }
+    void frame_drop(frame f) noexcept {
+        node_memory* memory = find_memory(f.node);
+        XMM_ASSERT(memory != nullptr, "dropped a frame of another driver");
+        memory->drop(f);
+    }
+    [[nodiscard]] progress pmap_enter(node_id node, std::span<const run> runs) noexcept {
+        for ([[maybe_unused]] const run& one : runs) {
+            XMM_ASSERT(one.va.begin % page_bytes == 0 && one.va.bytes % page_bytes == 0 &&
+                           one.va.bytes != 0 && one.va.bytes <= one.backing.bytes,
+                       "a run is whole pages, no longer than its frame");
+        }
+        return views_.enter(accessor_of(node), runs, [&](const frame& backing) -> node_memory& {
+            node_memory* memory = find_memory(backing.node);
+            XMM_ASSERT(memory != nullptr, "a frame of another driver");
+            return *memory;
+        });
+    }
+    // Ranges without a mapping are passed over.
+    [[nodiscard]] progress pmap_clear(node_id node, std::span<const va_range> ranges) noexcept {
+        for ([[maybe_unused]] const va_range& one : ranges) {
+            XMM_ASSERT(one.begin % page_bytes == 0 && one.bytes % page_bytes == 0,
+                       "a range is whole pages");
+        }
+        return views_.clear(accessor_of(node), ranges);
+    }
+
+    // fn runs in queue order on a thread of ours, even if the device is lost meanwhile, and may call the driver.
+    [[nodiscard]] result<ticket> call(queue_id id, void (*fn)(void*) noexcept,
+                                      void* context) noexcept {
+        queue* one = find_queue(id);
+        return one == nullptr ? result<ticket>{no_queue()} : one->call(fn, context);
+    }
+
+    // ---- beside the backend
+
+    static constexpr const char* native_kind = "levelzero/1";
+    [[nodiscard]] vmm* native() noexcept { return this; }
+
+    [[nodiscard]] ze_context_handle_t context() const noexcept { return maps_.context(); }
+    [[nodiscard]] const driver& calls() const noexcept { return driver_; }
+    // As the interface counts: see make_version.
+    [[nodiscard]] std::uint32_t version() const noexcept { return version_; }
+    [[nodiscard]] bool has_virtual_memory() const noexcept { return has_virtual_memory_; }
+    // Why devices and the CPU can map no host frames; ok if they can.
+    [[nodiscard]] status why_no_host_frames() const noexcept { return host_state_; }
+    // The queue's work, for the launcher; null if there is no such queue.
+    [[nodiscard]] queue* work_of(queue_id id) const noexcept { return find_queue(id); }
+    // Null where the node is none of this driver's devices.
+    [[nodiscard]] const device* device_at(node_id node) const noexcept { return find_device(node); }
+    [[nodiscard]] bool is_lost(node_id node) const noexcept {
+        const device* one = find_device(node);
+        return one != nullptr && one->is_lost();
+    }
+    // What its frames take of a node's memory, by our own count.
+    [[nodiscard]] std::size_t bytes_in_use(node_id node) const noexcept {
+        const node_memory* memory = find_memory(node);
+        return memory == nullptr ? 0 : memory->bytes_in_use();
+    }
+
+private:
+    static constexpr std::uint32_t slot_count = 256;
+    static constexpr std::size_t default_host = std::size_t{64} << 30;
+
+    struct queue_slot {
+        std::atomic<std::uint32_t> id{0};  // 0: no queue
+        bool is_taken = false;             // under lock_, as is the next
+        std::uint32_t generation = 0;
+        queue work;
+    };
+    // Addresses that were given, and the reservation that they are from.
+    struct claim {
+        va_range given;
+        va_range reserved;
+    };
+    // Before what was made in it, so that it goes last.
+    struct context_owner {
+        const driver& on;
+        ze_context_handle_t handle = nullptr;
+
+        explicit context_owner(const driver& calls) noexcept : on{calls} {}
+        ~context_owner() {
+            if (handle != nullptr) {
+                (void)on.call(&driver_api::context_destroy, handle);
+            }
+        }
+        context_owner(const context_owner&) = delete;
+        context_owner& operator=(const context_owner&) = delete;
+        [[nodiscard]] status open(ze_driver_handle_t driver) noexcept {
+            const ze_context_desc_t about;
+            return on.call(&driver_api::context_create, driver, &about, &handle);
+        }
+    };
+
+    vmm(const driver& on, const found_driver& from, std::span<const node_id> device_ids,
+        std::uint32_t queue_salt)
+        : driver_{on},
+          version_{from.version},
+          device_ids_(device_ids.begin(), device_ids.end()),
+          queue_salt_{queue_salt & 0xfff},
+          context_{on},
+          context_state_{context_.open(from.handle)},
+          maps_{on, context_.handle},
+          events_{on, context_.handle},
+          views_{maps_},
+          slots_{std::make_unique<std::array<queue_slot, slot_count>>()} {}
+
+    status build(const found_driver& from, std::span<const node_id> host_ids,
+                 const vmm_options& options) {
+        XMM_ASSERT(!host_ids.empty(), "a driver needs a host node");
+        if (!context_state_) {
+            return context_state_;
+        }
+        for (std::size_t i = 0; i < device_ids_.size(); ++i) {
+            devices_.push_back(std::make_unique<device>(driver_, from.devices[i], device_ids_[i]));
+            if (const status opened = devices_[i]->open(); !opened) {
+                return opened;
+            }
+        }
+        for (std::size_t i = 0; i < host_ids.size(); ++i) {
+            const int numa = i < options.host_numa.size() ? options.host_numa[i] : 0;
+            host_numa_.push_back(std::max(numa, 0));
+        }
+        if (const status found = find_virtual_memory(); !found) {
+            return found;
+        }
+        host_state_ = build_hosts(host_ids, options, node_memory::kind::host);
+        if (!host_state_) {
+            memories_.clear();
+            if (const status plain = build_hosts(host_ids, options, node_memory::kind::plain_host);
+                !plain) {
+                return plain;
+            }
+        } else {
+            abilities_.add(ability::host_frames);
+        }
+        for (const auto& one : devices_) {
+            const auto what = has_virtual_memory_ ? node_memory::kind::device
+                                                  : node_memory::kind::plain_device;
+            memories_.push_back(std::make_unique<node_memory>(maps_, *one, one->node(), what,
+                                                              one->bytes()));
+            if (const status opened = memories_.back()->open(watch()); !opened) {
+                return opened;
+            }
+        }
+        abilities_.add(ability::host_calls);
+        return {};
+    }
+    // Older drivers refuse the very question.
+    [[nodiscard]] status find_virtual_memory() noexcept {
+        va_range found;
+        const status reserved = maps_.reserve(0, page_bytes, found);
+        if (reserved) {
+            maps_.release(found);
+        }
+        has_virtual_memory_ = reserved.is_ok();
+        return reserved.code == errc::unsupported ? status{} : reserved;
+    }
+    [[nodiscard]] status build_hosts(std::span<const node_id> ids, const vmm_options& options,
+                                     node_memory::kind what) {
+        const bool is_mapped = what == node_memory::kind::host;
+        if (is_mapped && (!has_virtual_memory_ || version_ < version_with_host_memory)) {
+            return fail(errc::unsupported, "this Level Zero driver makes no physical host memory");
+        }
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            const std::size_t bytes =
+                i < options.host_bytes.size() ? options.host_bytes[i] : default_host;
+            memories_.push_back(
+                std::make_unique<node_memory>(maps_, *devices_[0], ids[i], what, bytes));
+            if (const status opened = memories_.back()->open(watch()); !opened) {
+                return opened;
+            }
+        }
+        return is_mapped ? try_host_frames(*memories_[0]) : status{};
+    }
+    // Whether a frame of the host can be reached by the CPU where it stands and at another address at once.
+    [[nodiscard]] status try_host_frames(node_memory& memory) noexcept {
+        auto made = memory.create(memory.smallest_frame_bytes());
+        if (!made) {
+            return made.error();
+        }
+        auto elsewhere = va_examine({0, made->bytes}, page_bytes);
+        status outcome = elsewhere.error();
+        if (elsewhere) {
+            const run one{*elsewhere, *made, access::read_write};
+            outcome = views_.enter({}, {&one, 1}, [&](const frame&) -> node_memory& {
+                                return memory;
+                            }).outcome;
+            if (outcome && !is_shared(made->standing, elsewhere->begin)) {
+                outcome = fail(errc::unsupported, "the CPU does not reach physical host memory");
+            }
+            if (views_.clear({}, {&*elsewhere, 1})) {
+                va_release(*elsewhere);
+            }
+        }
+        memory.drop(*made);
+        return outcome;
+    }
+    // Tried through a pipe, which answers where a touch would kill.
+    [[nodiscard]] static bool is_shared(address one, address other) noexcept {
+        int ends[2];
+        if (::pipe2(ends, O_CLOEXEC) != 0) {
+            return false;
+        }
+        const std::uint64_t sent = 0x786d6d20'6c65766cu;
+        std::uint64_t got = 0;
+        const auto pass = [&](const void* from, void* to) {
+            return ::write(ends[1], from, sizeof sent) == sizeof sent &&
+                   ::read(ends[0], to, sizeof sent) == sizeof sent;
+        };
+        const bool is_same =
+            pass(&sent, to_pointer(one)) && pass(to_pointer(other), &got) && got == sent;
+        ::close(ends[0]);
+        ::close(ends[1]);
+        return is_same;
+    }
+
+    [[nodiscard]] ticket_watch watch() noexcept {
+        return {this, [](void* self, ticket point, std::uint64_t ns) noexcept {
+                    auto& me = *static_cast<vmm*>(self);
+                    return me.slot_of(point.queue).work.wait(point.value, ns).code != errc::busy;
+                }};
+    }
+    [[nodiscard]] status add_claim(const claim& made) noexcept {
+        std::lock_guard hold{lock_};
+        try {
+            claims_.push_back(made);
+            return {};
+        } catch (const std::bad_alloc&) {
+            return fail(errc::no_memory, "the host has no memory for a range's record");
+        }
+    }
+
+    // Where a copy reaches an address, and how far in a row: a frame by its name, or the program's own memory.
+    [[nodiscard]] result<node_memory::reached> reach(va_range wanted, ticket by) noexcept {
+        for (const auto& one : memories_) {
+            if (!one->is_plain() && one->stands().contains(wanted.begin)) {
+                return one->reach(wanted.begin, wanted.bytes, by);
+            }
+        }
+        return node_memory::reached{wanted.begin, wanted.bytes};
+    }
+    [[nodiscard]] status append_copy(ze_command_list_handle_t list, piece all, ticket by) noexcept {
+        for (std::size_t done = 0; done < all.to.bytes;) {
+            const std::size_t left = all.to.bytes - done;
+            auto to = reach({all.to.begin + done, left}, by);
+            auto from = to ? reach({all.from.begin + done, left}, by) : std::move(to);
+            if (!from || !to) {
+                return from ? to.error() : from.error();
+            }
+            const std::size_t some = std::min(to->bytes, from->bytes);
+            if (const status outcome = driver_.call(
+                    &driver_api::command_list_append_memory_copy, list, to_pointer(to->at),
+                    static_cast<const void*>(to_pointer(from->at)), some,
+                    static_cast<ze_event_handle_t>(nullptr), std::uint32_t{0},
+                    static_cast<ze_event_handle_t*>(nullptr));
+                !outcome) {
+                return outcome;
+            }
+            done += some;
+        }
+        return {};
+    }
+    [[nodiscard]] status append_zeros(ze_command_list_handle_t list, va_range all,
+                                      ticket by) noexcept {
+        static constexpr unsigned char nothing = 0;
+        for (std::size_t done = 0; done < all.bytes;) {
+            auto to = reach({all.begin + done, all.bytes - done}, by);
+            if (!to) {
+                return to.error();
+            }
+            if (const status outcome = driver_.call(
+                    &driver_api::command_list_append_memory_fill, list, to_pointer(to->at),
+                    static_cast<const void*>(&nothing), std::size_t{1}, to->bytes,
+                    static_cast<ze_event_handle_t>(nullptr), std::uint32_t{0},
+                    static_cast<ze_event_handle_t*>(nullptr));
+                !outcome) {
+                return outcome;
+            }
+            done += to->bytes;
+        }
+        return {};
+    }
+
+    [[nodiscard]] node_memory* find_memory(node_id node) const noexcept {
+        for (const auto& one : memories_) {
+            if (one->node() == node) {
+                return one.get();
+            }
+        }
+        return node == any_host ? memories_[0].get() : nullptr;
+    }
+    [[nodiscard]] device* find_device(node_id node) const noexcept {
+        for (const auto& one : devices_) {
+            if (one->node() == node) {
+                return one.get();
+            }
+        }
+        return nullptr;
+    }
+    [[nodiscard]] views::accessor accessor_of(node_id node) const noexcept {
+        for (std::size_t i = 0; i < devices_.size(); ++i) {
+            if (devices_[i]->node() == node) {
+                return {devices_[i].get(), static_cast<unsigned>(i),
+                        memories_[host_numa_.size() + i].get()};
+            }
+        }
+        XMM_ASSERT(find_memory(node) != nullptr, "not a node of this driver");
+        return {};
+    }
+    [[nodiscard]] node_id nearest_host(const device& one) const noexcept {
+        const int numa = one.host_numa();
+        for (std::size_t i = 0; i < host_numa_.size(); ++i) {
+            if (host_numa_[i] == numa) {
+                return memories_[i]->node();
+            }
+        }
+        return memories_[0]->node();
+    }
+
+    [[nodiscard]] bool is_mine(queue_id id) const noexcept { return id.value >> 20 == queue_salt_; }
+    [[nodiscard]] queue_slot& slot_of(queue_id id) const noexcept {
+        XMM_ASSERT(is_mine(id), "a queue of another driver");
+        return (*slots_)[id.value & 0xff];
+    }
+    [[nodiscard]] queue* find_queue(queue_id id) const noexcept {
+        if (id.value == 0 || !is_mine(id)) {
+            return nullptr;
+        }
+        queue_slot& slot = slot_of(id);
+        return slot.id.load(std::memory_order_acquire) == id.value ? &slot.work : nullptr;
+    }
+    template <class Append>
+    [[nodiscard]] result<ticket> submit(queue_id id, Append&& append) noexcept {
+        queue* one = find_queue(id);
+        return one == nullptr ? result<ticket>{no_queue()} : one->submit(append);
+    }
+    [[nodiscard]] static status no_queue() noexcept {
+        return fail(errc::invalid_argument, "no such queue");
+    }
+    [[nodiscard]] static status foreign_ticket() noexcept {
+        return fail(errc::invalid_argument, "a ticket of another driver");
+    }
+
+    const driver& driver_;
+    const std::uint32_t version_;
+    const std::vector<node_id> device_ids_;
+    const std::uint32_t queue_salt_;
+    context_owner context_;
+    status context_state_;
+    mapper maps_;
+    std::vector<std::unique_ptr<device>> devices_;  // (C) once built, as are the next five
+    std::vector<std::unique_ptr<node_memory>> memories_;  // hosts first, then devices
+    std::vector<int> host_numa_;
+    bool has_virtual_memory_ = false;
+    status host_state_;
+    abilities abilities_;
+    event_stock events_;
+    views views_;
+    ranked_mutex<lock_rank::backend_queue> lock_;
+    std::vector<claim> claims_;  // under lock_
+    std::unique_ptr<std::array<queue_slot, slot_count>> slots_;
+};
+
+static_assert(backend<vmm> && owns_frames<vmm>);
+static_assert(makes_host_calls<vmm> && !takes_device_faults<vmm> && !measures_free_memory<vmm>);
+
+}  // namespace xmm::levelzero
