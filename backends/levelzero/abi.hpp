@@ -263,8 +263,7 @@ struct driver_api {
     fn<ze_driver_handle_t, std::uint32_t*, ze_device_handle_t*> device_get{"zeDeviceGet"};
     fn<ze_device_handle_t, std::uint32_t*, ze_device_handle_t*> device_get_sub_devices{
         "zeDeviceGetSubDevices"};
-    fn<ze_device_handle_t, ze_device_properties_t*> device_get_properties{
-        "zeDeviceGetProperties"};
+    fn<ze_device_handle_t, ze_device_properties_t*> device_get_properties{"zeDeviceGetProperties"};
     fn<ze_device_handle_t, std::uint32_t*, ze_device_memory_properties_t*>
         device_get_memory_properties{"zeDeviceGetMemoryProperties"};
     fn<ze_device_handle_t, std::uint32_t*, ze_command_queue_group_properties_t*>

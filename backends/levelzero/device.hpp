@@ -41,8 +41,7 @@ public:
     device& operator=(const device&) = delete;
 
     [[nodiscard]] status open() noexcept {
-        if (const status asked =
-                driver_.call(&driver_api::device_get_properties, handle_, &about_);
+        if (const status asked = driver_.call(&driver_api::device_get_properties, handle_, &about_);
             !asked) {
             return asked;
         }
@@ -65,9 +64,7 @@ public:
     [[nodiscard]] const char* name() const noexcept { return about_.name; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
     // More than that in one allocation only with relaxed limits.
-    [[nodiscard]] std::size_t largest_allocation() const noexcept {
-        return about_.maxMemAllocSize;
-    }
+    [[nodiscard]] std::size_t largest_allocation() const noexcept { return about_.maxMemAllocSize; }
     [[nodiscard]] std::uint32_t compute_group() const noexcept { return compute_group_; }
     // One that only copies, where there is one: else that of the kernels.
     [[nodiscard]] std::uint32_t copy_group() const noexcept { return copy_group_; }
@@ -125,8 +122,9 @@ private:
     [[nodiscard]] status find_groups() noexcept {
         std::array<ze_command_queue_group_properties_t, 16> all;
         auto count = static_cast<std::uint32_t>(all.size());
-        if (const status asked = driver_.call(
-                &driver_api::device_get_command_queue_group_properties, handle_, &count, all.data());
+        if (const status asked =
+                driver_.call(&driver_api::device_get_command_queue_group_properties, handle_,
+                             &count, all.data());
             !asked) {
             return asked;
         }

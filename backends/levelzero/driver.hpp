@@ -93,9 +93,10 @@ private:
             return fail(errc::unsupported, "the Level Zero loader is older than 1.4");
         }
         const status started = call(&driver_api::init, std::uint32_t{0});
-        return started ? status{}
-                       : status{started.code == errc::device_lost ? errc::unsupported : started.code,
-                                started.driver_code, started.why};
+        return started
+                   ? status{}
+                   : status{started.code == errc::device_lost ? errc::unsupported : started.code,
+                            started.driver_code, started.why};
     }
 
     driver_api api_;  // (C) once built, as is the next

@@ -102,19 +102,19 @@ private:
         ze_event_pool_desc_t about;
         about.count = chunk::count;
         // For all devices of the context.
-        status outcome = driver_.call(
-            &driver_api::event_pool_create, context_,
-            static_cast<const ze_event_pool_desc_t*>(&about), std::uint32_t{0},
-            static_cast<ze_device_handle_t*>(nullptr), &made->pool);
+        status outcome =
+            driver_.call(&driver_api::event_pool_create, context_,
+                         static_cast<const ze_event_pool_desc_t*>(&about), std::uint32_t{0},
+                         static_cast<ze_device_handle_t*>(nullptr), &made->pool);
         if (!outcome) {
             return outcome;
         }
         for (std::uint32_t i = 0; i < chunk::count && outcome; ++i) {
             ze_event_desc_t one;
             one.index = i;
-            outcome = driver_.call(&driver_api::event_create, made->pool,
-                                   static_cast<const ze_event_desc_t*>(&one),
-                                   &made->events[i].handle);
+            outcome =
+                driver_.call(&driver_api::event_create, made->pool,
+                             static_cast<const ze_event_desc_t*>(&one), &made->events[i].handle);
         }
         if (!outcome) {
             destroy(*made);
@@ -143,7 +143,7 @@ private:
     const driver& driver_;
     const ze_context_handle_t context_;
     ranked_mutex<lock_rank::leaf> lock_;
-    event* free_ = nullptr;    // under lock_, as is the next
+    event* free_ = nullptr;  // under lock_, as is the next
     chunk* chunks_ = nullptr;
 };
 

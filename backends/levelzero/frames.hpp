@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 
 #include <xmm/core/types.hpp>
+#include <xmm/os/host_memory.hpp>
 
 #include "device.hpp"
 #include "standing.hpp"
@@ -26,7 +27,8 @@ namespace xmm::levelzero {
 // Calls that name a context and addresses.
 class mapper {
 public:
-    mapper(const driver& on, ze_context_handle_t context) noexcept : driver_{on}, context_{context} {}
+    mapper(const driver& on, ze_context_handle_t context) noexcept
+        : driver_{on}, context_{context} {}
 
     [[nodiscard]] const driver& calls() const noexcept { return driver_; }
     [[nodiscard]] ze_context_handle_t context() const noexcept { return context_; }
@@ -55,9 +57,18 @@ public:
                             static_cast<const void*>(to_pointer(at.begin)), at.bytes, handle,
                             std::size_t{0}, ZE_MEMORY_ACCESS_ATTRIBUTE_READWRITE);
     }
+    // The addresses stay reserved: where a driver lets go of them, others would get them.
     [[nodiscard]] status unmap(va_range at) const noexcept {
-        return driver_.call(&driver_api::virtual_mem_unmap, context_,
-                            static_cast<const void*>(to_pointer(at.begin)), at.bytes);
+        const status outcome =
+            driver_.call(&driver_api::virtual_mem_unmap, context_,
+                         static_cast<const void*>(to_pointer(at.begin)), at.bytes);
+        if (outcome) {
+            constexpr int only_if_free = 0x100000;  // MAP_FIXED_NOREPLACE
+            (void)xmm::detail::map_quietly(
+                to_pointer(at.begin), at.bytes, PROT_NONE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | only_if_free, -1, 0);
+        }
+        return outcome;
     }
 
 private:

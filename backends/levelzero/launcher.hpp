@@ -33,8 +33,8 @@ public:
     // Null if the queue is gone, or the driver gives no list for kernels.
     [[nodiscard]] ze_command_list_handle_t native() const noexcept {
         auto* work = driver_->work_of(queue_);
-        auto list = work == nullptr ? result<ze_command_list_handle_t>{gone()}
-                                    : work->computing_list();
+        auto list =
+            work == nullptr ? result<ze_command_list_handle_t>{gone()} : work->computing_list();
         return list ? *list : nullptr;
     }
 

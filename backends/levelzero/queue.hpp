@@ -280,11 +280,10 @@ private:
     [[nodiscard]] status make_list(std::uint32_t group, ze_command_list_handle_t& made) noexcept {
         ze_command_queue_desc_t about;
         about.ordinal = group;
-        about.priority = priority_ == queue_priority::background
-                             ? ZE_COMMAND_QUEUE_PRIORITY_PRIORITY_LOW
-                         : priority_ == queue_priority::urgent
-                             ? ZE_COMMAND_QUEUE_PRIORITY_PRIORITY_HIGH
-                             : ZE_COMMAND_QUEUE_PRIORITY_NORMAL;
+        about.priority =
+            priority_ == queue_priority::background ? ZE_COMMAND_QUEUE_PRIORITY_PRIORITY_LOW
+            : priority_ == queue_priority::urgent   ? ZE_COMMAND_QUEUE_PRIORITY_PRIORITY_HIGH
+                                                    : ZE_COMMAND_QUEUE_PRIORITY_NORMAL;
         return device_->calls().call(&driver_api::command_list_create_immediate, context_,
                                      device_->handle(),
                                      static_cast<const ze_command_queue_desc_t*>(&about), &made);
@@ -331,11 +330,11 @@ private:
                               .is_ok();
             } else {
                 is_appended = is_appended || device_->note(append_barrier(list_, spare)).is_ok();
-                is_over = is_appended && device_
-                                             ->note(device_->calls().call(
-                                                 &driver_api::event_host_synchronize, spare.handle,
-                                                 slice_ns))
-                                             .is_ok();
+                is_over = is_appended &&
+                          device_
+                              ->note(device_->calls().call(&driver_api::event_host_synchronize,
+                                                           spare.handle, slice_ns))
+                              .is_ok();
             }
             is_over = is_over || device_->is_gone();
         }
@@ -563,9 +562,9 @@ private:
     bool is_computing_ = false;
 
     ranked_mutex<lock_rank::leaf> ring_;
-    point_events* points_ = nullptr;  // (C) once there: by ticket
-    std::uint64_t submitted_ = 0;     // under ring_, as is the next; never reset
-    std::uint64_t released_ = 0;      // tickets up to here have no events any more
+    point_events* points_ = nullptr;          // (C) once there: by ticket
+    std::uint64_t submitted_ = 0;             // under ring_, as is the next; never reset
+    std::uint64_t released_ = 0;              // tickets up to here have no events any more
     std::atomic<std::uint64_t> finished_{0};  // written under ring_
     std::atomic<std::uint64_t> lost_from_{never};
 

@@ -43,11 +43,11 @@ struct standing_frame {
     static constexpr unsigned most_uses = 8;
 
     ze_physical_mem_handle_t handle = nullptr;
-    address place = 0;          // where it is mapped; 0: nowhere
-    std::uint16_t pages = 0;    // on the first page: how long it is
-    std::uint16_t before = 0;   // how many pages before this one belong to it
-    bool is_moving = false;     // somebody has it to himself
-    bool is_stuck = false;      // the driver did not unmap it: it stays as it is for good
+    address place = 0;         // where it is mapped; 0: nowhere
+    std::uint16_t pages = 0;   // on the first page: how long it is
+    std::uint16_t before = 0;  // how many pages before this one belong to it
+    bool is_moving = false;    // somebody has it to himself
+    bool is_stuck = false;     // the driver did not unmap it: it stays as it is for good
     std::array<ticket, most_uses> uses{};  // copies that may be under way, one a queue
 };
 
@@ -64,9 +64,9 @@ public:
 
     // Before any other call, once. Whole pages.
     [[nodiscard]] status open(va_range window, ticket_watch watch) noexcept {
-        void* at = ::mmap(nullptr, window.bytes / page_bytes * sizeof(standing_frame),
-                          PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                          0);
+        void* at =
+            ::mmap(nullptr, window.bytes / page_bytes * sizeof(standing_frame),
+                   PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED) {
             return fail(errc::no_memory, "no address space for the records of frames", errno);
         }

@@ -20,19 +20,18 @@
 #include <sys/mman.h>
 
 #include <xmm/core/types.hpp>
-#include <xmm/os/host_memory.hpp>
 
 #include "frames.hpp"
 
 namespace xmm::levelzero {
 
 struct view {
-    std::uint64_t handle = 0;      // of the frame; 0: nothing is mapped
-    address standing = 0;          // of a device's frame: its name; of a host's: 0
-    std::uint32_t devices = 0;     // who see it, by index
-    std::uint16_t pages = 0;       // on the first page: how long it is
-    std::uint16_t before = 0;      // how many pages before this one belong to it
-    access cpu = access::none;     // what the CPU may do
+    std::uint64_t handle = 0;   // of the frame; 0: nothing is mapped
+    address standing = 0;       // of a device's frame: its name; of a host's: 0
+    std::uint32_t devices = 0;  // who see it, by index
+    std::uint16_t pages = 0;    // on the first page: how long it is
+    std::uint16_t before = 0;   // how many pages before this one belong to it
+    access cpu = access::none;  // what the CPU may do
 
     [[nodiscard]] bool is_empty() const noexcept { return handle == 0; }
     [[nodiscard]] bool is_of_device() const noexcept { return standing != 0; }
@@ -259,7 +258,7 @@ private:
         const access cpu = who.is_cpu() ? normal(wanted.who) : access::none;
         if (cpu != access::read_write) {
             if (const status closed = protect(wanted.va, cpu); !closed) {
-                (void)unmap_host(wanted.va);
+                (void)maps_.unmap(wanted.va);
                 return closed;
             }
         }
@@ -286,9 +285,9 @@ private:
         }
         outcome = maps_.map(wanted.va, one.handle);
         // Should it not go back to where it stood, it is mapped there when it is needed.
-        const address place = outcome                              ? wanted.va.begin
+        const address place = outcome                        ? wanted.va.begin
                               : maps_.map(stood, one.handle) ? stood.begin
-                                                                   : 0;
+                                                             : 0;
         stands.end_move(one, place);
         if (outcome) {
             note(who, wanted, wanted.backing.standing, access::none);
@@ -326,7 +325,7 @@ private:
             one.cpu = who.is_cpu() ? access::none : one.cpu;
             return {};
         }
-        const status outcome = unmap_host(whole);
+        const status outcome = maps_.unmap(whole);
         if (outcome) {
             table_.set(whole, {});
         } else if (who.is_cpu()) {
@@ -343,21 +342,11 @@ private:
         status outcome = who.on->note(maps_.unmap(whole));
         const bool is_gone = outcome.is_ok();
         if (outcome.code == errc::device_lost) {
-            leaving.is_stuck = true;  // nobody reaches it any more, and it is never handed out again
+            leaving.is_stuck =
+                true;  // nobody reaches it any more, and it is never handed out again
             outcome = {};
         }
         stands.end_move(leaving, is_gone ? 0 : leaving.place);
-        return outcome;
-    }
-    // No address is ever free for others: some drivers leave them so.
-    [[nodiscard]] status unmap_host(va_range whole) const noexcept {
-        const status outcome = maps_.unmap(whole);
-        if (outcome) {
-            constexpr int only_if_free = 0x100000;  // MAP_FIXED_NOREPLACE
-            (void)xmm::detail::map_quietly(
-                to_pointer(whole.begin), whole.bytes, PROT_NONE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | only_if_free, -1, 0);
-        }
         return outcome;
     }
     [[nodiscard]] static status protect(va_range range, access wanted) noexcept {

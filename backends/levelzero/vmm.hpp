@@ -415,10 +415,10 @@ private:
             abilities_.add(ability::host_frames);
         }
         for (const auto& one : devices_) {
-            const auto what = has_virtual_memory_ ? node_memory::kind::device
-                                                  : node_memory::kind::plain_device;
-            memories_.push_back(std::make_unique<node_memory>(maps_, *one, one->node(), what,
-                                                              one->bytes()));
+            const auto what =
+                has_virtual_memory_ ? node_memory::kind::device : node_memory::kind::plain_device;
+            memories_.push_back(
+                std::make_unique<node_memory>(maps_, *one, one->node(), what, one->bytes()));
             if (const status opened = memories_.back()->open(watch()); !opened) {
                 return opened;
             }
@@ -463,9 +463,9 @@ private:
         status outcome = elsewhere.error();
         if (elsewhere) {
             const run one{*elsewhere, *made, access::read_write};
-            outcome = views_.enter({}, {&one, 1}, [&](const frame&) -> node_memory& {
-                                return memory;
-                            }).outcome;
+            outcome =
+                views_.enter({}, {&one, 1}, [&](const frame&) -> node_memory& { return memory; })
+                    .outcome;
             if (outcome && !is_shared(made->standing, elsewhere->begin)) {
                 outcome = fail(errc::unsupported, "the CPU does not reach physical host memory");
             }
@@ -529,11 +529,11 @@ private:
                 return from ? to.error() : from.error();
             }
             const std::size_t some = std::min(to->bytes, from->bytes);
-            if (const status outcome = driver_.call(
-                    &driver_api::command_list_append_memory_copy, list, to_pointer(to->at),
-                    static_cast<const void*>(to_pointer(from->at)), some,
-                    static_cast<ze_event_handle_t>(nullptr), std::uint32_t{0},
-                    static_cast<ze_event_handle_t*>(nullptr));
+            if (const status outcome =
+                    driver_.call(&driver_api::command_list_append_memory_copy, list,
+                                 to_pointer(to->at), static_cast<const void*>(to_pointer(from->at)),
+                                 some, static_cast<ze_event_handle_t>(nullptr), std::uint32_t{0},
+                                 static_cast<ze_event_handle_t*>(nullptr));
                 !outcome) {
                 return outcome;
             }
@@ -549,11 +549,11 @@ private:
             if (!to) {
                 return to.error();
             }
-            if (const status outcome = driver_.call(
-                    &driver_api::command_list_append_memory_fill, list, to_pointer(to->at),
-                    static_cast<const void*>(&nothing), std::size_t{1}, to->bytes,
-                    static_cast<ze_event_handle_t>(nullptr), std::uint32_t{0},
-                    static_cast<ze_event_handle_t*>(nullptr));
+            if (const status outcome =
+                    driver_.call(&driver_api::command_list_append_memory_fill, list,
+                                 to_pointer(to->at), static_cast<const void*>(&nothing),
+                                 std::size_t{1}, to->bytes, static_cast<ze_event_handle_t>(nullptr),
+                                 std::uint32_t{0}, static_cast<ze_event_handle_t*>(nullptr));
                 !outcome) {
                 return outcome;
             }
@@ -629,7 +629,7 @@ private:
     context_owner context_;
     status context_state_;
     mapper maps_;
-    std::vector<std::unique_ptr<device>> devices_;  // (C) once built, as are the next five
+    std::vector<std::unique_ptr<device>> devices_;        // (C) once built, as are the next five
     std::vector<std::unique_ptr<node_memory>> memories_;  // hosts first, then devices
     std::vector<int> host_numa_;
     bool has_virtual_memory_ = false;

@@ -42,9 +42,8 @@ struct levelzero_fixture {
         const std::array devices{node_id{1}};
         const std::array hosts{node_id{0}};
         const std::array bytes{std::size_t{1} << 30};
-        auto made =
-            levelzero::vmm::open((*levelzero::find_drivers()).at(number), devices, hosts,
-                                 {.host_numa = {}, .host_bytes = bytes, .queue_salt = 1});
+        auto made = levelzero::vmm::open((*levelzero::find_drivers()).at(number), devices, hosts,
+                                         {.host_numa = {}, .host_bytes = bytes, .queue_salt = 1});
         REQUIRE(made);
         opened = std::move(*made);
     }
