@@ -131,13 +131,17 @@ private:
         });
         return {};
     }
+    // A pool stays if one of its events does.
     void destroy(chunk& gone) noexcept {
+        bool is_empty = true;
         for (event& one : gone.events) {
-            if (one.handle != nullptr) {
-                (void)driver_.call(&driver_api::event_destroy, one.handle);
-            }
+            is_empty = (one.handle == nullptr ||
+                        driver_.call(&driver_api::event_destroy, one.handle).is_ok()) &&
+                       is_empty;
         }
-        (void)driver_.call(&driver_api::event_pool_destroy, gone.pool);
+        if (is_empty) {
+            (void)driver_.call(&driver_api::event_pool_destroy, gone.pool);
+        }
     }
 
     const driver& driver_;

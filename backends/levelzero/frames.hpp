@@ -84,7 +84,7 @@ public:
     node_memory(const mapper& maps, device& on, node_id node, kind what, std::size_t bytes) noexcept
         : maps_{maps}, on_{on}, node_{node}, kind_{what}, bytes_{bytes} {}
     ~node_memory() {
-        if (!stands_.window().is_empty()) {
+        if (!stands_.window().is_empty() && !has_stuck_.load(std::memory_order_relaxed)) {
             maps_.release(stands_.window());
         }
     }
@@ -168,13 +168,17 @@ public:
                    "dropped a frame that is gone, or another node's");
         (void)stands_.begin_move(one, ticket_watch::forever);
         if (one.is_stuck || (one.place != 0 && !maps_.unmap({one.place, f.bytes}))) {
-            return;  // for good: a handle that is mapped must not be destroyed
+            abandon();
+            return;
         }
         if (maps_.calls().call(&driver_api::physical_mem_destroy, maps_.context(), one.handle)) {
             discharge(f.bytes);
         }
         stands_.give(f.standing);
     }
+
+    // A frame stays for good, and its addresses with it: a handle that is mapped must not be destroyed.
+    void abandon() noexcept { has_stuck_.store(true, std::memory_order_relaxed); }
 
     // Where a copy reaches what stands there, and how far in a row; noted as used by it.
     struct reached {
@@ -275,6 +279,7 @@ private:
     std::size_t granularity_ = page_bytes;  // (C) once open
     standing stands_;
     std::atomic<std::size_t> in_use_{0};
+    std::atomic<bool> has_stuck_{false};  // read by the destructor alone
 };
 
 }  // namespace xmm::levelzero

@@ -469,9 +469,11 @@ private:
             if (outcome && !is_shared(made->standing, elsewhere->begin)) {
                 outcome = fail(errc::unsupported, "the CPU does not reach physical host memory");
             }
-            if (views_.clear({}, {&*elsewhere, 1})) {
-                va_release(*elsewhere);
+            if (!views_.clear({}, {&*elsewhere, 1})) {
+                memory.abandon();
+                return fail(errc::unsupported, "the Level Zero driver does not unmap host memory");
             }
+            va_release(*elsewhere);
         }
         memory.drop(*made);
         return outcome;

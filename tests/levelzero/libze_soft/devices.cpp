@@ -123,7 +123,12 @@ void break_device(unsigned number) {
 }
 std::size_t bytes_held(unsigned number) {
     std::lock_guard hold{all().memory_lock};
-    return all().devices.at(number)->used;
+    const device& one = *all().devices.at(number);
+    std::size_t bytes = one.used;
+    for (const auto& tile : one.tiles) {
+        bytes += tile->used;
+    }
+    return bytes;
 }
 std::size_t count_alive() { return all().alive.load(); }
 std::uint64_t count_misuses() { return all().misuses.load(); }

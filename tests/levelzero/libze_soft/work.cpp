@@ -58,6 +58,10 @@ struct queue {
         }
         all().work_bell.notify_all();
         worker_.join();
+        std::lock_guard hold{all().work_lock};
+        for (command& one : commands) {  // of a lost device
+            let_go(one, false);
+        }
     }
     queue(const queue&) = delete;
     queue& operator=(const queue&) = delete;
@@ -99,19 +103,22 @@ private:
                         on_.number);
                 }
             }
-            for (event* each : one.waits) {
-                --each->needed;
-            }
             if (one.signals != nullptr) {
-                --one.signals->needed;
-                if (is_done) {
-                    one.signals->begun = begun;
-                    one.signals->ended = now_ns();
-                    one.signals->is_signalled = true;
-                }
+                one.signals->begun = begun;
+                one.signals->ended = now_ns();
             }
+            let_go(one, is_done);
             is_busy = false;
             all().work_bell.notify_all();
+        }
+    }
+    static void let_go(command& one, bool is_done) {
+        for (event* each : one.waits) {
+            --each->needed;
+        }
+        if (one.signals != nullptr) {
+            --one.signals->needed;
+            one.signals->is_signalled = one.signals->is_signalled || is_done;
         }
     }
     command take() {
