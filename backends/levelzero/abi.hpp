@@ -75,6 +75,7 @@ enum ze_structure_type_t : unsigned {
     ZE_STRUCTURE_TYPE_RELAXED_ALLOCATION_LIMITS_EXP_DESC = 0x20001,
 };
 
+enum ze_api_version_t : unsigned {};  // see make_version
 enum ze_device_type_t : unsigned { ZE_DEVICE_TYPE_GPU = 1 };
 enum ze_command_queue_mode_t : unsigned { ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS = 2 };
 enum ze_command_queue_priority_t : unsigned {
@@ -257,7 +258,7 @@ struct driver_api {
     // Start, drivers, devices
     fn<std::uint32_t> init{"zeInit"};
     fn<std::uint32_t*, ze_driver_handle_t*> driver_get{"zeDriverGet"};
-    fn<ze_driver_handle_t, std::uint32_t*> driver_get_api_version{"zeDriverGetApiVersion"};
+    fn<ze_driver_handle_t, ze_api_version_t*> driver_get_api_version{"zeDriverGetApiVersion"};
     fn<ze_driver_handle_t, const char*, void**> driver_get_extension_function_address{
         "zeDriverGetExtensionFunctionAddress", optional};
     fn<ze_driver_handle_t, std::uint32_t*, ze_device_handle_t*> device_get{"zeDeviceGet"};

@@ -207,7 +207,9 @@ template <class Handle, class Function, class Of>
     for (const ze_driver_handle_t handle : handles) {
         found_driver one{handle, 0, {}};
         std::vector<ze_device_handle_t> devices;
-        status asked = on.call(&driver_api::driver_get_api_version, handle, &one.version);
+        ze_api_version_t version{};
+        status asked = on.call(&driver_api::driver_get_api_version, handle, &version);
+        one.version = version;
         if (asked) {
             asked = detail::list_handles(on, &driver_api::device_get, handle, devices);
         }

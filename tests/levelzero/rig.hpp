@@ -43,7 +43,11 @@ inline bool is_set(const char* name) {
 }
 // Cases about what is mapped have nothing to say where nothing can be.
 inline bool is_skipped_without_maps() {
-    return is_skipped() || is_set("SOFT_ZE_NO_VIRTUAL_MEMORY");
+    const bool has_none = is_set("SOFT_ZE_NO_VIRTUAL_MEMORY");
+    if (has_none) {
+        MESSAGE("skipped: nothing can be mapped");
+    }
+    return has_none || is_skipped();
 }
 
 inline result<std::unique_ptr<levelzero::vmm>> open_levelzero(const levelzero::found_driver& from,
