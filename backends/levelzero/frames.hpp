@@ -33,13 +33,17 @@ public:
     [[nodiscard]] const driver& calls() const noexcept { return driver_; }
     [[nodiscard]] ze_context_handle_t context() const noexcept { return context_; }
 
-    // Some layers refuse a reservation without a hint, so there always is one.
+    // A hint of 0 is none. The validation layer of before 1.9 wants one: an address that is taken says as little.
     [[nodiscard]] status reserve(address hint, std::size_t bytes, va_range& found) const noexcept {
-        constexpr address some = address{0x6000} << 32;
         void* at = nullptr;
-        const status reserved =
-            driver_.call(&driver_api::virtual_mem_reserve, context_,
-                         static_cast<const void*>(to_pointer(hint != 0 ? hint : some)), bytes, &at);
+        status reserved = driver_.call(&driver_api::virtual_mem_reserve, context_,
+                                       static_cast<const void*>(to_pointer(hint)), bytes, &at);
+        if (hint == 0 &&
+            reserved.driver_code == static_cast<int>(ZE_RESULT_ERROR_INVALID_NULL_POINTER)) {
+            const address taken = align_down(to_address(this), page_bytes);
+            reserved = driver_.call(&driver_api::virtual_mem_reserve, context_,
+                                    static_cast<const void*>(to_pointer(taken)), bytes, &at);
+        }
         found = {to_address(at), bytes};
         return reserved.code == errc::invalid_argument
                    ? fail(errc::no_memory, "the Level Zero driver has no such addresses",

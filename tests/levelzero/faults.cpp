@@ -80,7 +80,9 @@ private:
         }
         auto moved = b.memcpy(line, {&aside, 1});
         is_right = note(moved.error()) && is_right;
-        is_right = moved && note(b.make_wait(other, *moved)) && is_right;
+        if (moved && !note(b.make_wait(other, *moved))) {
+            is_right = note(b.wait(*moved)) && is_right;
+        }
         bool is_called = false;
         auto called = b.call(
             other, [](void* flag) noexcept { *static_cast<bool*>(flag) = true; }, &is_called);

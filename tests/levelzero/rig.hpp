@@ -28,6 +28,7 @@ inline std::vector<levelzero::found_driver> soft_drivers(
     if (!found) {
         const status why = found.error();
         MESSAGE("skipped, no Level Zero: ", std::string{why.why}, " (", why.driver_code, ")");
+        CHECK(std::getenv("ZE_ENABLE_ALT_DRIVERS") == nullptr);  // one that was asked for is there
         return {};
     }
     if (find_soft_ze(found->at(0).handle) == nullptr) {

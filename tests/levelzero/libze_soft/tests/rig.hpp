@@ -41,7 +41,10 @@ inline const controls* controls_of(ze_driver_handle_t driver) {
     return reinterpret_cast<find_controls*>(found)();
 }
 // A hint for reservations: some versions of the validation layer want one.
-inline void* some_hint() { return reinterpret_cast<void*>(0x600000000000); }
+inline const void* some_hint() {
+    static const char taken = 0;
+    return reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(&taken) & ~0xfffful);
+}
 
 struct rig {
     ze_driver_handle_t driver = drivers().at(0);
