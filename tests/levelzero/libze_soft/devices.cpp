@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <string_view>
 
 #include "driver.hpp"
@@ -71,6 +72,7 @@ struct door {
     std::map<std::string, std::uint64_t, std::less<>> counts;
     std::map<std::string, fault, std::less<>> faults;
     std::vector<const char*> names;
+    std::set<void*> objects;
 };
 door& the_door() {
     static auto* one = new door;
@@ -164,6 +166,16 @@ ze_result_t pass_door(const char* name) noexcept {
     }
 }
 void add_name(const char* name) noexcept { the_door().names.push_back(name); }
+void keep(void* handle) {
+    ++all().alive;
+    std::lock_guard hold{the_door().lock};
+    the_door().objects.insert(handle);
+}
+void let_go(void* handle) noexcept {
+    --all().alive;
+    std::lock_guard hold{the_door().lock};
+    the_door().objects.erase(handle);
+}
 void misuse(const char* what) noexcept {
     ++all().misuses;
     std::fprintf(stderr, "software Level Zero driver: %s\n", what);
@@ -347,7 +359,7 @@ ze_result_t device_status(ze_device_handle_t handle) {
 ze_result_t context_create(ze_driver_handle_t, const ze_context_desc_t*,
                            ze_context_handle_t* made) {
     *made = handle_of<ze_context_handle_t>(new char);
-    ++all().alive;
+    keep(*made);
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t context_create_for(ze_driver_handle_t on, const ze_context_desc_t* about, std::uint32_t,
@@ -355,8 +367,8 @@ ze_result_t context_create_for(ze_driver_handle_t on, const ze_context_desc_t* a
     return context_create(on, about, made);
 }
 ze_result_t context_destroy(ze_context_handle_t gone) {
+    let_go(gone);
     delete reinterpret_cast<char*>(gone);
-    --all().alive;
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t context_status(ze_context_handle_t) {

@@ -139,6 +139,9 @@ struct state {
 [[nodiscard]] ze_result_t pass_door(const char* name) noexcept;
 void add_name(const char* name) noexcept;
 void misuse(const char* what) noexcept;
+// An object behind a handle: counted, and known here even if the program has lost it.
+void keep(void* handle);
+void let_go(void* handle) noexcept;
 
 // ---- memory.cpp
 

@@ -416,7 +416,7 @@ ze_result_t physical_create(ze_context_handle_t, ze_device_handle_t handle,
         return is_host ? ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY : ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY;
     }
     *made = handle_of<ze_physical_mem_handle_t>(one.release());
-    ++all().alive;
+    keep(*made);
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t physical_destroy(ze_context_handle_t, ze_physical_mem_handle_t handle) {
@@ -430,8 +430,8 @@ ze_result_t physical_destroy(ze_context_handle_t, ze_physical_mem_handle_t handl
     if (gone->on != nullptr) {
         gone->on->used -= gone->bytes;
     }
+    let_go(handle);
     delete gone;
-    --all().alive;
     return ZE_RESULT_SUCCESS;
 }
 

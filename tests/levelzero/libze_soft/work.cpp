@@ -314,7 +314,7 @@ ze_result_t list_create(ze_context_handle_t, ze_device_handle_t on,
     one->on = soft_ze::of(on);
     one->can_compute = about->commandQueueGroupOrdinal == 0;
     *made = handle_of<ze_command_list_handle_t>(one.release());
-    ++all().alive;
+    keep(*made);
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t list_create_immediate(ze_context_handle_t, ze_device_handle_t on,
@@ -329,12 +329,12 @@ ze_result_t list_create_immediate(ze_context_handle_t, ze_device_handle_t on,
     one->is_synchronous = about->mode == ZE_COMMAND_QUEUE_MODE_SYNCHRONOUS;
     one->immediate = std::make_unique<queue>(*one->on);
     *made = handle_of<ze_command_list_handle_t>(one.release());
-    ++all().alive;
+    keep(*made);
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t list_destroy(ze_command_list_handle_t gone) {
+    let_go(gone);
     delete &of(gone);
-    --all().alive;
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t list_close(ze_command_list_handle_t handle) {
@@ -352,12 +352,12 @@ ze_result_t queue_create(ze_context_handle_t, ze_device_handle_t on,
         return ZE_RESULT_ERROR_INVALID_ARGUMENT;
     }
     *made = handle_of<ze_command_queue_handle_t>(new queue{*soft_ze::of(on)});
-    ++all().alive;
+    keep(*made);
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t queue_destroy(ze_command_queue_handle_t gone) {
+    let_go(gone);
     delete reinterpret_cast<queue*>(gone);
-    --all().alive;
     return ZE_RESULT_SUCCESS;
 }
 // Waits and signals of recorded commands count again with each execution, but events are signalled once.
@@ -404,12 +404,12 @@ ze_result_t queue_synchronize(ze_command_queue_handle_t handle, std::uint64_t ti
 ze_result_t fence_create(ze_command_queue_handle_t, const ze_fence_desc_t* about,
                          ze_fence_handle_t* made) {
     *made = handle_of<ze_fence_handle_t>(new fence{(about->flags & ZE_FENCE_FLAG_SIGNALED) != 0});
-    ++all().alive;
+    keep(*made);
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t fence_destroy(ze_fence_handle_t gone) {
+    let_go(gone);
     delete reinterpret_cast<fence*>(gone);
-    --all().alive;
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t fence_synchronize(ze_fence_handle_t handle, std::uint64_t timeout) {
@@ -432,7 +432,7 @@ ze_result_t pool_create(ze_context_handle_t, const ze_event_pool_desc_t* about, 
     auto one = std::make_unique<event_pool>();
     one->slots.resize(about->count);
     *made = handle_of<ze_event_pool_handle_t>(one.release());
-    ++all().alive;
+    keep(*made);
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t pool_destroy(ze_event_pool_handle_t handle) {
@@ -440,8 +440,8 @@ ze_result_t pool_destroy(ze_event_pool_handle_t handle) {
     if (gone->living != 0) {
         misuse("an event pool is destroyed before its events");
     }
+    let_go(handle);
     delete gone;
-    --all().alive;
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t event_create(ze_event_pool_handle_t handle, const ze_event_desc_t* about,
@@ -542,12 +542,12 @@ ze_result_t module_create(ze_context_handle_t, ze_device_handle_t, const ze_modu
     std::memcpy(one->entries.data(), about->pInputModule + sizeof module_magic,
                 about->inputSize - sizeof module_magic);
     *made = handle_of<ze_module_handle_t>(one.release());
-    ++all().alive;
+    keep(*made);
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t module_destroy(ze_module_handle_t gone) {
+    let_go(gone);
     delete reinterpret_cast<module*>(gone);
-    --all().alive;
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t kernel_create(ze_module_handle_t handle, const ze_kernel_desc_t* about,
@@ -557,15 +557,15 @@ ze_result_t kernel_create(ze_module_handle_t handle, const ze_kernel_desc_t* abo
             auto* one = new kernel;
             one->function = each.function;
             *made = handle_of<ze_kernel_handle_t>(one);
-            ++all().alive;
+            keep(*made);
             return ZE_RESULT_SUCCESS;
         }
     }
     return ZE_RESULT_ERROR_INVALID_KERNEL_NAME;
 }
 ze_result_t kernel_destroy(ze_kernel_handle_t gone) {
+    let_go(gone);
     delete reinterpret_cast<kernel*>(gone);
-    --all().alive;
     return ZE_RESULT_SUCCESS;
 }
 ze_result_t kernel_group_size(ze_kernel_handle_t handle, std::uint32_t x, std::uint32_t y,
