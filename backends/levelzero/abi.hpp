@@ -110,31 +110,20 @@ struct ze_device_properties_t {
     ze_structure_type_t stype = ZE_STRUCTURE_TYPE_DEVICE_PROPERTIES;
     void* pNext = nullptr;
     ze_device_type_t type{};
-    std::uint32_t vendorId = 0;
-    std::uint32_t deviceId = 0;
-    std::uint32_t flags = 0;
-    std::uint32_t subdeviceId = 0;
-    std::uint32_t coreClockRate = 0;
+    std::uint32_t vendorId = 0, deviceId = 0, flags = 0, subdeviceId = 0, coreClockRate = 0;
     std::uint64_t maxMemAllocSize = 0;
-    std::uint32_t maxHardwareContexts = 0;
-    std::uint32_t maxCommandQueuePriority = 0;
-    std::uint32_t numThreadsPerEU = 0;
-    std::uint32_t physicalEUSimdWidth = 0;
-    std::uint32_t numEUsPerSubslice = 0;
-    std::uint32_t numSubslicesPerSlice = 0;
+    std::uint32_t maxHardwareContexts = 0, maxCommandQueuePriority = 0, numThreadsPerEU = 0;
+    std::uint32_t physicalEUSimdWidth = 0, numEUsPerSubslice = 0, numSubslicesPerSlice = 0;
     std::uint32_t numSlices = 0;
     std::uint64_t timerResolution = 0;
-    std::uint32_t timestampValidBits = 0;
-    std::uint32_t kernelTimestampValidBits = 0;
+    std::uint32_t timestampValidBits = 0, kernelTimestampValidBits = 0;
     std::uint8_t uuid[16] = {};
     char name[256] = {};
 };
 struct ze_device_memory_properties_t {
     ze_structure_type_t stype = ZE_STRUCTURE_TYPE_DEVICE_MEMORY_PROPERTIES;
     void* pNext = nullptr;
-    std::uint32_t flags = 0;
-    std::uint32_t maxClockRate = 0;
-    std::uint32_t maxBusWidth = 0;
+    std::uint32_t flags = 0, maxClockRate = 0, maxBusWidth = 0;
     std::uint64_t totalSize = 0;
     char name[256] = {};
 };
@@ -146,10 +135,7 @@ struct ze_command_queue_group_properties_t {
     std::uint32_t numQueues = 0;
 };
 struct ze_pci_address_ext_t {
-    std::uint32_t domain = 0;
-    std::uint32_t bus = 0;
-    std::uint32_t device = 0;
-    std::uint32_t function = 0;
+    std::uint32_t domain = 0, bus = 0, device = 0, function = 0;
 };
 struct ze_pci_speed_ext_t {
     std::int32_t genVersion = 0;
@@ -181,8 +167,7 @@ struct ze_relaxed_allocation_limits_exp_desc_t {
 struct ze_device_mem_alloc_desc_t {
     ze_structure_type_t stype = ZE_STRUCTURE_TYPE_DEVICE_MEM_ALLOC_DESC;
     const void* pNext = nullptr;
-    std::uint32_t flags = 0;
-    std::uint32_t ordinal = 0;
+    std::uint32_t flags = 0, ordinal = 0;
 };
 struct ze_host_mem_alloc_desc_t {
     ze_structure_type_t stype = ZE_STRUCTURE_TYPE_HOST_MEM_ALLOC_DESC;
@@ -192,17 +177,14 @@ struct ze_host_mem_alloc_desc_t {
 struct ze_command_queue_desc_t {
     ze_structure_type_t stype = ZE_STRUCTURE_TYPE_COMMAND_QUEUE_DESC;
     const void* pNext = nullptr;
-    std::uint32_t ordinal = 0;
-    std::uint32_t index = 0;
-    std::uint32_t flags = 0;
+    std::uint32_t ordinal = 0, index = 0, flags = 0;
     ze_command_queue_mode_t mode = ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS;
     ze_command_queue_priority_t priority = ZE_COMMAND_QUEUE_PRIORITY_NORMAL;
 };
 struct ze_event_pool_desc_t {
     ze_structure_type_t stype = ZE_STRUCTURE_TYPE_EVENT_POOL_DESC;
     const void* pNext = nullptr;
-    std::uint32_t flags = ZE_EVENT_POOL_FLAG_HOST_VISIBLE;
-    std::uint32_t count = 0;
+    std::uint32_t flags = ZE_EVENT_POOL_FLAG_HOST_VISIBLE, count = 0;
 };
 struct ze_event_desc_t {
     ze_structure_type_t stype = ZE_STRUCTURE_TYPE_EVENT_DESC;

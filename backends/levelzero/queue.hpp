@@ -5,8 +5,8 @@
 //          The list is one of the engine that only copies until the first kernel comes: from then on it is one of the
 //          engine that computes, which begins when the other is done. A slot outlives its queues, and its count goes
 //          on, so that asking for the ticket of a queue that is gone is harmless.
-//          A host call is a point that a thread of ours waits for, and an event that the list waits for and the
-//          thread signals.
+//          A host call is a ticket that a thread of ours waits for, and an event that the list waits for and the thread
+//          signals.
 // Threads  Any. order_ (rank backend_queue) is held while something is appended, since lists bear one thread at a
 //          time, and so that tickets are in the list's order; ring_ (leaf) guards the events and is never held across
 //          a call of the driver.
@@ -19,7 +19,9 @@
 #include <cerrno>
 #include <condition_variable>
 #include <exception>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -77,7 +79,7 @@ public:
         (void)wait(with(ring_, [&] { return submitted_; }), forever);
         if (caller_.joinable()) {
             with_calls([&] { is_closing_ = true; });
-            bell_.notify_one();
+            bell_.notify_all();
             caller_.join();
         }
         std::lock_guard order{order_};
@@ -142,57 +144,45 @@ public:
         if (const status started = start_caller(); !started) {
             return started;
         }
-        auto* one = new (std::nothrow) host_call{fn, context, nullptr, nullptr, nullptr, {}, {2}};
-        if (one == nullptr) {
-            return fail(errc::no_memory, "no memory for a host call");
-        }
-        auto turn = events_->take();
-        auto end = turn ? events_->take() : result<event*>{turn.error()};
+        std::unique_ptr<host_call> one{new (std::nothrow) host_call{fn, context}};
+        auto end =
+            one != nullptr ? events_->take() : fail(errc::no_memory, "no memory for a host call");
         if (!end) {
-            if (turn) {
-                events_->drop_need(**turn);
-            }
-            delete one;
             return end.error();
         }
-        one->turn = *turn;
         one->end = *end;
+        std::unique_lock order{order_};
+        auto turn =
+            submit_locked([](ze_command_list_handle_t, ticket) { return status{}; }, nullptr);
+        if (!turn) {
+            events_->drop_need(**end);
+            return turn.error();
+        }
+        one->turn = turn->value;
         event_stock::add_need(**end);  // the list's; the other is the thread's
         bool is_handed_over = false;
-        auto point = submit(
+        auto point = submit_locked(
             [&](ze_command_list_handle_t list, ticket) {
-                status appended = append_barrier(list, *one->turn);
-                if (appended) {
-                    appended = append_wait(list, *one->end);
-                    if (!appended) {
-                        event_stock::spoil(*one->turn);
-                    }
-                }
+                const status appended = append_wait(list, **end);
                 is_handed_over = appended.is_ok();
                 if (is_handed_over) {
-                    hand_over(*one);
+                    hand_over(*one.release());
                 }
                 return appended;
             },
-            one->end);
+            *end);
         if (point) {
-            host_call::let_go(*one);
             return point;
         }
+        events_->drop_need(**end);
         if (!is_handed_over) {
-            for (event* each : {one->turn, one->end, one->end}) {
-                events_->drop_need(*each);
-            }
-            delete one;
+            events_->drop_need(**end);
             return point.error();
         }
-        // It is made; only the event behind it failed, and what was in the list is done by now. A failure would say
-        // that it never is.
-        while (one->is_over.load(std::memory_order_acquire) == 0) {
-            xmm::detail::futex_wait(one->is_over, 0);
-        }
-        events_->drop_need(*one->end);
-        host_call::let_go(*one);
+        // It is made: only the event behind it failed. A failure would say that it never is.
+        order.unlock();
+        std::unique_lock hold{calls_};
+        bell_.wait(hold, [&] { return oldest_ == nullptr && !is_making_; });
         return ticket{id_, 0};
     }
 
@@ -261,18 +251,9 @@ private:
     struct host_call {
         void (*fn)(void*) noexcept;
         void* context;
-        event* turn;  // signalled by the list
-        event* end;   // by the thread
-        host_call* after;
-        xmm::detail::futex_word is_over;
-        std::atomic<unsigned> keepers;  // who enqueues it, and the thread
-
-        static void let_go(host_call& one) noexcept {
-            // acq_rel: the last one sees what the other did with the record.
-            if (one.keepers.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-                delete &one;
-            }
-        }
+        std::uint64_t turn = 0;  // the ticket before it
+        event* end = nullptr;    // signalled by the thread
+        host_call* after = nullptr;
     };
 
     // ---- the list; order_ is held
@@ -503,7 +484,7 @@ private:
             *(newest_ == nullptr ? &oldest_ : &newest_->after) = &one;
             newest_ = &one;
         });
-        bell_.notify_one();
+        bell_.notify_all();
     }
     void make_calls() noexcept {
         ::pthread_setname_np(::pthread_self(), "xmm-ze-calls");
@@ -516,37 +497,25 @@ private:
             host_call& one = *oldest_;
             oldest_ = one.after;
             newest_ = oldest_ == nullptr ? nullptr : newest_;
+            is_making_ = true;
             hold.unlock();
             make(one);
             hold.lock();
+            is_making_ = false;
+            bell_.notify_all();
         }
     }
     void make(host_call& one) noexcept {
-        const driver& calls = device_->calls();
-        bool is_signalled = false;
-        while (!is_signalled && !device_->is_lost()) {
-            const status answer = device_->note(
-                calls.call(&driver_api::event_host_synchronize, one.turn->handle, slice_ns));
-            is_signalled = answer.is_ok();
-            if (!is_signalled && answer.code != errc::busy) {
-                ::usleep(1000);
-            }
-            (void)(is_signalled || device_->is_gone());
-        }
+        (void)wait(one.turn, forever);
         one.fn(one.context);
-        if (!is_signalled) {
-            event_stock::spoil(*one.turn);
-        }
         for (unsigned i = 0;
-             i < most_failures && !calls.call(&driver_api::event_host_signal, one.end->handle);
+             i < most_failures &&
+             !device_->calls().call(&driver_api::event_host_signal, one.end->handle);
              ++i) {
             ::usleep(1000);  // the list waits for it
         }
-        events_->drop_need(*one.turn);
         events_->drop_need(*one.end);
-        one.is_over.store(1, std::memory_order_release);  // pairs with the acquire in call
-        xmm::detail::futex_wake_all(one.is_over);
-        host_call::let_go(one);
+        delete &one;
     }
 
     queue_id id_;  // (C) while open, as are the next five
@@ -571,8 +540,9 @@ private:
     std::mutex calls_;  // no rank: nothing of ours is locked under it
     std::condition_variable bell_;
     std::thread caller_;
-    host_call* oldest_ = nullptr;  // under calls_, as are the next two
+    host_call* oldest_ = nullptr;  // under calls_, as are the next three
     host_call* newest_ = nullptr;
+    bool is_making_ = false;
     bool is_closing_ = false;
 };
 
