@@ -173,7 +173,7 @@ public:
 
 private:
     // A copy of the frame at most so long, then who wants to move it asks again.
-    static constexpr std::uint64_t longest_wait_ns = 50'000'000;
+    static constexpr std::uint64_t longest_wait_ns = 5'000'000;
 
     [[nodiscard]] static status check(accessor who, const node_memory& memory) noexcept {
         if (memory.is_plain()) {

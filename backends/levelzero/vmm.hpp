@@ -96,7 +96,8 @@ public:
             return about;
         }
         // What it lacks is said in any case, however long the name.
-        std::snprintf(about.name.data(), about.name.size(), "%.*s%s", 40, one->name(), lacking);
+        std::snprintf(about.name.data(), about.name.size(), "%.*s%s", has_virtual_memory_ ? 63 : 40,
+                      one->name(), lacking);
         about.is_lowering_dear = true;  // it cannot be: a device can always write
         about.headroom_bytes =
             std::min(std::max(std::size_t{512} << 20, about.bytes / 50), about.bytes / 8);
