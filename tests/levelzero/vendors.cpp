@@ -40,10 +40,10 @@ TEST_CASE("three vendors in one program: bytes go from any device to any other")
         MESSAGE("skipped: no unified pointers on this driver");
         return;
     }
+    auto cuda_driver = test::open_cuda(1, 89);  // like the other, it outlives the spaces
     std::vector<space> all;
     all.push_back(space::create_on(**ze).value());
     all.push_back(space::create_soft({{.bytes = 64_MiB}}).value());
-    auto cuda_driver = test::open_cuda(1, 89);
     if (cuda_driver) {
         all.push_back(space::create_on(**cuda_driver).value());
     } else {
