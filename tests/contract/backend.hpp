@@ -319,6 +319,9 @@ void check_device_pmap() {
         CHECK(device.device_store(range.begin + 8, 5));
         CHECK(t.holds(a.standing + 8, 5, 8));
         t.clear(t.device, page(0));
+        if (!t.about.able.has(ability::alias)) {
+            t.clear(t.device, page(1));  // where b is still
+        }
         t.enter(t.device, page(0), b, access::read);
         CHECK(device.device_load(range.begin) == 2);
         if (t.about.able.has(ability::alias)) {

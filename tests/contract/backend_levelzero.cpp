@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "../levelzero/host_kernel.hpp"
 #include "../support/faulty_backend.hpp"
 #include "backend.hpp"
 
@@ -58,6 +59,27 @@ struct second_levelzero : levelzero_fixture {
     static bool is_available() { return levelzero_fixture::is_available(1); }
     second_levelzero() : levelzero_fixture{1} {}
 };
+// On the software driver, which runs host functions as kernels.
+struct levelzero_with_kernels : levelzero_fixture {
+    static bool is_available() {
+        return levelzero_fixture::is_available() &&
+               test::find_soft_ze(levelzero::find_drivers()->at(0).handle) != nullptr;
+    }
+    levelzero_with_kernels() : queue{*get().queue_create(device(), queue_priority::normal)} {}
+    ~levelzero_with_kernels() { get().queue_destroy(queue); }
+
+    std::uint64_t device_load(address at) {
+        std::uint64_t value = 0;
+        CHECK(words.load({get(), queue}, at, value));
+        return value;
+    }
+    bool device_store(address at, std::uint64_t value) {
+        return words.store({get(), queue}, at, value).is_ok();
+    }
+
+    queue_id queue;
+    test::levelzero_words words;
+};
 // The wrapper keeps the contract too, as long as it has no plan.
 struct wrapped_levelzero : levelzero_fixture {
     test::faulty_backend<levelzero::vmm> wrapper{levelzero_fixture::get()};
@@ -66,7 +88,7 @@ struct wrapped_levelzero : levelzero_fixture {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("the contract of a backend, Level Zero", F, levelzero_fixture, second_levelzero,
-                   wrapped_levelzero) {
+TEST_CASE_TEMPLATE("the contract of a backend, Level Zero", F, levelzero_fixture,
+                   levelzero_with_kernels, second_levelzero, wrapped_levelzero) {
     contract::check_backend<F>();
 }
