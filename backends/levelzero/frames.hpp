@@ -170,8 +170,8 @@ public:
         standing_frame& one = stands_.at(f.standing);
         XMM_ASSERT(stands_.address_of(one) == f.standing && one.handle != nullptr,
                    "dropped a frame that is gone, or another node's");
-        (void)stands_.begin_move(one, ticket_watch::forever);
-        if (one.is_stuck || (one.place != 0 && !maps_.unmap({one.place, f.bytes}))) {
+        const status is_mine = stands_.begin_move(one, ticket_watch::forever);
+        if (!is_mine || one.is_stuck || (one.place != 0 && !maps_.unmap({one.place, f.bytes}))) {
             abandon();
             return;
         }

@@ -501,7 +501,10 @@ private:
     [[nodiscard]] ticket_watch watch() noexcept {
         return {this, [](void* self, ticket point, std::uint64_t ns) noexcept {
                     auto& me = *static_cast<vmm*>(self);
-                    return me.slot_of(point.queue).work.wait(point.value, ns).code != errc::busy;
+                    const errc found = me.slot_of(point.queue).work.wait(point.value, ns).code;
+                    // Lost with its device, or never given: nothing of it is under way. All else is not known.
+                    return found == errc::ok || found == errc::device_lost ||
+                           found == errc::invalid_argument;
                 }};
     }
     [[nodiscard]] status add_claim(const claim& made) noexcept {
