@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // events.hpp - the events of a driver, lent and given back.
 //
-// Model    An event is one point: signalled once, reset once nobody needs it as it is, lent again. Who has it counts: the
-//          queue whose ticket it is, lists that wait for it, threads that look at it. One that was never signalled,
+// Model    An event is one point: signalled once, reset once nobody needs it as it is, lent again. Who has it counts:
+//          the queue whose ticket it is, lists that wait for it, threads that look at it. One that was never signalled,
 //          because its device was lost, is never lent again: it may be signalled later.
 // Threads  Any. The lock, a leaf, guards the free ones and is never held across a call of the driver.
 // Failure  no_memory, or what the driver says.

@@ -265,9 +265,18 @@ private:
             priority_ == queue_priority::background ? ZE_COMMAND_QUEUE_PRIORITY_PRIORITY_LOW
             : priority_ == queue_priority::urgent   ? ZE_COMMAND_QUEUE_PRIORITY_PRIORITY_HIGH
                                                     : ZE_COMMAND_QUEUE_PRIORITY_NORMAL;
-        return device_->calls().call(&driver_api::command_list_create_immediate, context_,
-                                     device_->handle(),
-                                     static_cast<const ze_command_queue_desc_t*>(&about), &made);
+        const auto create = [&] {
+            return device_->calls().call(
+                &driver_api::command_list_create_immediate, context_, device_->handle(),
+                static_cast<const ze_command_queue_desc_t*>(&about), &made);
+        };
+        status outcome = create();
+        if ((outcome.code == errc::unsupported || outcome.code == errc::invalid_argument) &&
+            about.priority != ZE_COMMAND_QUEUE_PRIORITY_NORMAL) {
+            about.priority = ZE_COMMAND_QUEUE_PRIORITY_NORMAL;  // not every engine has others
+            outcome = create();
+        }
+        return outcome;
     }
     [[nodiscard]] status append_barrier(ze_command_list_handle_t list, event& signals) noexcept {
         return device_->calls().call(&driver_api::command_list_append_barrier, list, signals.handle,

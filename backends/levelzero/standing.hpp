@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // standing.hpp - which frame stands where: its handle, where it is mapped now, and the copies that use it.
 //
-// Model    A window of addresses and a record for each of its pages. A frame of a device has one mapping at a time, so its
-//          standing address is a name: it is mapped there, or where the program sees it, or nowhere until it is
+// Model    A window of addresses and a record for each of its pages. A frame of a device has one mapping at a time, so
+//          its standing address is a name: it is mapped there, or where the program sees it, or nowhere until it is
 //          needed. Whoever changes that has the frame to himself meanwhile (begin_move, end_move); whoever copies
 //          notes the ticket of the copy first, and no move begins before that is reached.
 // Threads  Any. One lock, leaf; neither the driver nor a queue is called with it held. Waiting is by looking again.

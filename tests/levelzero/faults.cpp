@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each entry point of the driver refuses, once, at each of its calls: what fails says so, what does not is right, nothing
-// is left behind, and the next time all goes well.
+// Each entry point of the driver refuses, once, at each of its calls: what fails says so, what does not is right,
+// nothing is left behind, and the next time all goes well.
 #include "rig.hpp"
 
 #include <array>

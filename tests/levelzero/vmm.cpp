@@ -221,6 +221,24 @@ TEST_CASE("queues: an engine that copies until the first kernel, and one order t
     r.b.frame_drop(a);
 }
 
+TEST_CASE("queues: a priority that an engine does not have is the ordinary one") {
+    if (is_skipped()) {
+        return;
+    }
+    levelzero_rig r;
+    const auto refuse_once = [&] {
+        r.soft.fail("zeCommandListCreateImmediate", 0, 1,
+                    levelzero::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE);
+    };
+    refuse_once();
+    auto urgent = r.b.queue_create(r.device, queue_priority::urgent);
+    REQUIRE(urgent);
+    CHECK(r.b.wait(*r.b.record(*urgent)));
+    refuse_once();
+    CHECK(r.b.queue_create(r.device, queue_priority::normal).code() == errc::unsupported);
+    r.b.queue_destroy(*urgent);
+}
+
 TEST_CASE("queues wait for each other and for host calls, and tickets outlive them") {
     if (is_skipped()) {
         return;
