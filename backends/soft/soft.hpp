@@ -167,7 +167,7 @@ public:
             }
             slot.generation = slot.generation % 0xfff + 1;
             const queue_id id{(queue_salt_ & 0xfff) << 20 | slot.generation << 8 | i};
-            const queue::surroundings around{this, &device_at, &await};
+            const queue::surroundings around{this, &device_at, &owns_frame, &await};
             if (const status outcome =
                     slot.work.open(id, priority, *on, *pools_[on->index()], around);
                 !outcome) {
@@ -454,6 +454,11 @@ private:
     [[nodiscard]] device* find_device(node_id node) const noexcept {
         const std::size_t index = index_of(node);
         return index == memories_.size() ? nullptr : devices_[index].get();
+    }
+    [[nodiscard]] static bool owns_frame(void* self, address at) noexcept {
+        const driver& all = *static_cast<driver*>(self);
+        return std::any_of(all.memories_.begin(), all.memories_.end(),
+                           [&](const auto& one) { return one->contains(at); });
     }
     [[nodiscard]] static device* device_at(void* self, address at) noexcept {
         for (const auto& one : static_cast<driver*>(self)->devices_) {
