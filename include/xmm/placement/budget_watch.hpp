@@ -11,10 +11,11 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #include <xmm/os/signal_mask.hpp>
@@ -40,14 +41,15 @@ public:
         try {
             const detail::signals_blocked quiet;  // signals belong to the program's own threads
             thread_ = std::thread{[this] { watch(); }};
-        } catch (const std::system_error&) {
+        } catch (const std::exception&) {
             return;  // the devices are attached, and of use without it
         }
     }
     void stop() noexcept {
         {
             std::lock_guard guard{lock_};
-            is_stopping_ = true;
+            // relaxed: under the lock, and by itself for a shrink under way.
+            is_stopping_.store(true, std::memory_order_relaxed);
         }
         bell_.notify_all();
         if (thread_.joinable()) {
@@ -89,12 +91,14 @@ private:
     }
     void watch() noexcept {
         std::unique_lock lock{lock_};
-        while (!bell_.wait_for(lock, period, [&] { return is_stopping_; })) {
+        // relaxed: as in stop.
+        while (!bell_.wait_for(lock, period,
+                               [&] { return is_stopping_.load(std::memory_order_relaxed); })) {
             lock.unlock();
             for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
                 node& one = space_.at_slot(slot);
                 if (measure(one) && one.book->used() > one.book->limit()) {
-                    static_cast<void>(frames_.shrink_to_limit(one));
+                    static_cast<void>(frames_.shrink_to_limit(one, &is_stopping_));
                 }
             }
             lock.lock();
@@ -103,10 +107,10 @@ private:
 
     address_space& space_;
     reclaimer& frames_;
-    std::mutex lock_;  // guards is_stopping_
+    std::mutex lock_;  // held where is_stopping_ is set, so that the bell is heard
     std::condition_variable bell_;
     std::thread thread_;
-    bool is_stopping_ = false;
+    std::atomic<bool> is_stopping_{false};  // (A)
 };
 
 }  // namespace xmm
