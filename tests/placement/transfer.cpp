@@ -309,6 +309,31 @@ TEST_CASE("transfer: copies that overlap in time do not keep a fault away for ev
     mover.join();
 }
 
+TEST_CASE("transfer: what the driver refuses in the middle is not taken for a page that is busy") {
+    for (const errc refusal : {errc::busy, errc::no_memory}) {
+        CAPTURE(name_of(refusal));
+        auto inner = xmm::detail::make_soft_driver({device_of(64_MiB)}, machine_topology());
+        REQUIRE(inner);
+        faulty_soft driver{**inner};
+        space made = space::create_on(driver).value();
+        // Two groups of pieces and more.
+        constexpr std::size_t bytes = 40_MiB;
+        auto* data = static_cast<std::uint64_t*>(made.map(bytes, {.granule_bytes = 2_MiB}).value());
+        fill<std::uint64_t>(data, bytes, 1);
+        REQUIRE(made.make_resident(data, bytes, made.devices()[0]));
+        std::vector<std::uint64_t> plain(bytes / 8);
+        driver.fail_next(op::memcpy, refusal);
+        CHECK(made.copy(plain.data(), data, bytes).code == refusal);
+        driver.plan(op::memcpy, {.fail_at = 2, .code = refusal});
+        CHECK(made.copy(plain.data(), data, bytes).code == refusal);
+        CHECK(made.copy(plain.data(), data, bytes));
+        CHECK(count_wrong<std::uint64_t>(plain.data(), bytes, 1) == 0);
+        // Nothing is held any more.
+        CHECK(made.make_resident(data, bytes, any_host));
+        CHECK(made.is_valid());
+    }
+}
+
 namespace {
 
 // Software devices whose regions lie where the test wants them.
