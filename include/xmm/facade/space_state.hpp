@@ -34,8 +34,8 @@ public:
         }
         for (va_range left = core.next_region(0).va; !left.is_empty();
              left = core.next_region(0).va) {
-            region* leaving = core.claim_for_unmap(left.begin);
-            if (leaving == nullptr || !engine.releases.release(*leaving)) {
+            result<region*> leaving = core.claim_for_unmap(left.begin);
+            if (!leaving || !engine.releases.release(**leaving)) {
                 return false;
             }
         }
@@ -188,16 +188,8 @@ public:
         if (status alive = check_alive(); !alive) {
             return alive;
         }
-        region* leaving = core.claim_for_unmap(to_address(pointer));
-        if (leaving == nullptr) {
-            return fail(errc::not_mapped, "no region of this space starts there");
-        }
-        if (leaving->hints.is_arena) {
-            core.give_up_unmap(*leaving);
-            return fail(errc::invalid_argument,
-                        "these addresses belong to a heap: free its blocks");
-        }
-        return engine.releases.release(*leaving);
+        result<region*> leaving = core.claim_for_unmap(to_address(pointer), region_kind::plain);
+        return leaving ? engine.releases.release(**leaving) : leaving.error();
     }
     // Both sides were checked. Memory of another space is reached by the CPU, on the calling thread: a queue of
     // this space that waited for the other's fault might, in the end, wait for itself. So no queue comes here.

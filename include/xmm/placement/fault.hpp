@@ -32,7 +32,7 @@ public:
         set_policy(first);
     }
 
-    // Faults that are being answered keep the policy they have asked.
+    // After return nobody asks the one before any more: it may end. Faults that it has answered go by its answer.
     void set_policy(policy_ref next) noexcept {
         std::lock_guard guard{policy_lock_};
         policy_ = next;
@@ -312,7 +312,9 @@ private:
 
     placement_choice choose(const granule& page, const attempt& state,
                             bool is_first) const noexcept {
-        return current_policy().choose({state.from.id, state.wanted, page.va.bytes, is_first});
+        // Under the lock, so that the policy is there while it is asked.
+        std::lock_guard guard{policy_lock_};
+        return policy_.choose({state.from.id, state.wanted, page.va.bytes, is_first});
     }
 
     step enter_locked(granule& page, attempt& state, access who) noexcept {
