@@ -36,7 +36,8 @@ struct device_options {
     bool faults = true;                           // false: as a device that dies of a missing page
     bool split_views =
         true;  // false: all accessors of an address see one frame, as on real devices
-    std::size_t granule_bytes = 0;  // 0 is min(32 MiB, 1/16 of bytes)
+    std::size_t granule_bytes =
+        0;  // rounded to a power of two below; 0 is min(32 MiB, 1/16 of bytes)
     node_id nearest_host = any_host;
     std::size_t headroom_bytes =
         0;  // kept free for others (driver::take_bytes); 0: others are not watched

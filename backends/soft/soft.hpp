@@ -12,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdio>
 #include <memory>
 #include <span>
@@ -429,7 +430,7 @@ private:
     }
     [[nodiscard]] static std::size_t granule_bytes(const device_options& options) noexcept {
         if (options.granule_bytes != 0) {
-            return options.granule_bytes;
+            return std::max(std::bit_floor(options.granule_bytes), page_bytes);
         }
         std::size_t granule = std::size_t{32} << 20;
         while (granule > page_bytes && granule > options.bytes / 16) {

@@ -297,6 +297,20 @@ TEST_CASE("address_space: one remover, and only from the start of a region") {
     CHECK(r.space->claim_for_unmap(one->va.begin).code() == errc::not_mapped);
 }
 
+TEST_CASE("address_space: a driver's granule that is no power of two is rounded to one below") {
+    for (const std::size_t odd : {3_MiB, 2_MiB + 1, 7_MiB, 1_MiB, std::size_t{0}}) {
+        CAPTURE(odd);
+        test::paper_driver driver;
+        driver.ids = {fresh_node()};
+        driver.bytes_each = 1_GiB;
+        driver.granule_bytes = odd;
+        address_space space;
+        REQUIRE(space.attach_host(backend_ref{driver}, fresh_node()));
+        REQUIRE(space.attach_devices(backend_ref{driver}));
+        CHECK(space.default_granule() == (odd == 7_MiB ? 4_MiB : 2_MiB));
+    }
+}
+
 TEST_CASE("address_space: one of the wrong kind is refused and not claimed") {
     rig r;
     for (const bool is_arena : {false, true}) {

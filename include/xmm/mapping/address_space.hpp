@@ -185,13 +185,14 @@ public:
 
     // ---- regions
 
-    // What regions move in unless told: at most 1/16 of the smallest device's limit.
+    // What regions move in unless told: at most 1/16 of the smallest device's limit. A power of two, whatever the
+    // drivers say.
     [[nodiscard]] std::size_t default_granule() noexcept {
         std::size_t bytes = std::size_t{32} << 20;
         for (unsigned slot = host_count_; slot < node_count(); ++slot) {
             const node& one = nodes_[slot];
-            bytes =
-                std::min({bytes, one.about.granule_bytes, std::bit_floor(one.book->limit() / 16)});
+            bytes = std::min({bytes, std::bit_floor(one.about.granule_bytes),
+                              std::bit_floor(one.book->limit() / 16)});
         }
         return std::max(bytes, page_bytes);
     }
