@@ -68,7 +68,8 @@ public:
             memories_.push_back(std::make_unique<node_memory>(device_ids[i], devices[i].bytes, -1));
             const auto index = static_cast<unsigned>(host_count_ + i);
             devices_.push_back(std::make_unique<device>(devices[i], *memories_.back(), index,
-                                                        unit_count(devices[i]), sinks_, devices_));
+                                                        unit_count(devices[i]), sinks_, devices_,
+                                                        host_count_ + devices.size()));
         }
         for (const auto& one : devices_) {
             pools_.push_back(one == nullptr ? nullptr : std::make_unique<compute_pool>(*one));

@@ -167,6 +167,10 @@ TEST_CASE(
     REQUIRE(r.of().copy(host_page + 100, plain, 16));
     CHECK(r.home(device_page) == r.device());
     CHECK(r.home(host_page) == r.host());
+    // Before anybody maps them: nothing takes them for untouched.
+    for (const void* page : {device_page, host_page}) {
+        CHECK(!r.inspect(page, [](granule& one) { return one.home_frame()->backing.zeroed; }));
+    }
     CHECK(r.read_on_device(device_page + 101) == 8);
     CHECK(host_page[100] == 7);
     CHECK(device_page[99] == 0);

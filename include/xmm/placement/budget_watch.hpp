@@ -70,14 +70,21 @@ public:
             const std::size_t tables = host_bytes / one.about.host_bytes_per_table_byte;
             one.book->set_overhead(align_up(tables, page_bytes) + page_bytes);
         }
-        // Before the driver is asked: what is created in between then counts as free, and only until the next look.
-        const std::size_t used = one.book->used();
-        if (result<std::size_t> free = one.driver.free_bytes(one.id)) {
-            const std::size_t ours = used + *free;
-            const std::size_t headroom = std::min(one.about.headroom_bytes, one.about.bytes);
-            one.book->set_capacity(
-                std::min(ours > headroom ? ours - headroom : 0, one.about.bytes - headroom));
+        // What is created, or dropped, between the two looks counts neither as ours nor as free, or twice: once more.
+        std::size_t ours = 0;
+        bool is_settled = false;
+        for (unsigned tries = 0; tries < 4 && !is_settled; ++tries) {
+            const std::size_t used = one.book->used();
+            result<std::size_t> free = one.driver.free_bytes(one.id);
+            if (!free) {
+                return true;
+            }
+            ours = used + *free;
+            is_settled = used == one.book->used();
         }
+        const std::size_t headroom = std::min(one.about.headroom_bytes, one.about.bytes);
+        one.book->set_capacity(
+            std::min(ours > headroom ? ours - headroom : 0, one.about.bytes - headroom));
         return true;
     }
 

@@ -226,6 +226,9 @@ private:
         page.add_hold_locked();
         wanted.held = &page;
         wanted.on = page.home_frame();
+        if (has_write(who)) {
+            wanted.on->backing.zeroed = false;
+        }
         if (!moves_.is_steering()) {
             wanted.at = wanted.on->backing.standing + (wanted.at - page.va.begin);
         }
