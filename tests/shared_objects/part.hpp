@@ -8,6 +8,7 @@
 #include <xmm/os/fault_trap.hpp>
 #include <xmm/os/registry.hpp>
 #include <xmm/os/topology.hpp>
+#include <xmm/os/turn.hpp>
 
 namespace part {
 

@@ -15,6 +15,7 @@
 #include <xmm/facade/default_devices.hpp>
 #include <xmm/facade/device_heap.hpp>
 #include <xmm/facade/statistics.hpp>
+#include <xmm/os/turn.hpp>
 #include <xmm/placement/engine.hpp>
 
 namespace xmm {
@@ -250,29 +251,7 @@ public:
     std::atomic<std::uint64_t> copy_failures{0};  // of copies in queue order
     // Taken by launches on devices without faults, before all ranked locks. Knows its holder, since a
     // launch runs the user's function, which might launch.
-    class launch_turn {
-    public:
-        void lock() noexcept {
-            mutex_.lock();
-            holder_.store(&this_thread(), std::memory_order_relaxed);
-        }
-        void unlock() noexcept {
-            holder_.store(nullptr, std::memory_order_relaxed);
-            mutex_.unlock();
-        }
-        // relaxed: what a thread compares with itself, it wrote itself.
-        [[nodiscard]] bool is_mine() const noexcept {
-            return holder_.load(std::memory_order_relaxed) == &this_thread();
-        }
-
-    private:
-        static const char& this_thread() noexcept {
-            static thread_local char one;
-            return one;
-        }
-        std::mutex mutex_;
-        std::atomic<const char*> holder_{nullptr};
-    };
+    using launch_turn = detail::turn;
     launch_turn launch_order;
     std::mutex attach_order;  // taken by attach, before all ranked locks
 
