@@ -9,6 +9,7 @@
 #include <xmm/os/registry.hpp>
 #include <xmm/os/topology.hpp>
 #include <xmm/os/turn.hpp>
+#include <xmm/placement/policies.hpp>
 
 namespace part {
 

@@ -71,6 +71,18 @@ inline void pin_this_object() noexcept {
     }
 }
 
+// Hidden, so that each shared object has its own, whatever else it shows.
+[[gnu::visibility("hidden")]] inline std::atomic<bool> is_this_object_kept{false};
+
+// For who leaves code of this shared object, or pointers into it, with an object that others made.
+inline void keep_this_object() noexcept {
+    // relaxed: to pin it twice does no harm.
+    if (!is_this_object_kept.load(std::memory_order_relaxed)) {
+        pin_this_object();
+        is_this_object_kept.store(true, std::memory_order_relaxed);
+    }
+}
+
 // Standard libraries lay out their types differently; objects with such members are shared by one only.
 inline constexpr std::uint32_t registry_object_abi = (XMM_VERSION_MAJOR << 16) |
                                                      (XMM_VERSION_MINOR << 8) |
@@ -229,8 +241,9 @@ private:
     registry() = default;
 
     template <class T>
-    static inline std::atomic<T*> known_object{nullptr};   // one per shared object: a cache
-    static inline std::atomic<registry*> known_{nullptr};  // the same
+    [[gnu::visibility("hidden")]] static inline std::atomic<T*> known_object{
+        nullptr};  // one per shared object: a cache, and who asked through it is kept loaded
+    static inline std::atomic<registry*> known_{nullptr};  // a cache
 
     [[nodiscard]] std::atomic<std::uint32_t>* marker() const noexcept {
         return reinterpret_cast<std::atomic<std::uint32_t>*>(to_address(this) + block_bytes);
@@ -310,7 +323,7 @@ private:
         T* at = static_cast<T*>(instance().object_of(
             T::registry_key, sizeof(T), [](void* memory) { ::new (memory) T; }, may_fail));
         if (at != nullptr) {
-            detail::pin_this_object();  // once for each T
+            detail::keep_this_object();
             // release: pairs with the acquire in object and try_object.
             known_object<T>.store(at, std::memory_order_release);
         }

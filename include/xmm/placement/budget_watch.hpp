@@ -18,6 +18,7 @@
 #include <mutex>
 #include <thread>
 
+#include <xmm/os/registry.hpp>
 #include <xmm/os/signal_mask.hpp>
 #include <xmm/placement/reclaim.hpp>
 
@@ -38,6 +39,7 @@ public:
         if (!measure_all() || thread_.joinable()) {
             return;
         }
+        detail::keep_this_object();  // for the thread
         try {
             const detail::signals_blocked quiet;  // signals belong to the program's own threads
             thread_ = std::thread{[this] { watch(); }};
