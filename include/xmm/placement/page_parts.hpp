@@ -96,6 +96,7 @@ public:
         }
         one.home = no_slot;
         one.step_locked(step, to);
+        one.check_locked();
         return {};
     }
 
