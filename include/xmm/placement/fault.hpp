@@ -181,24 +181,15 @@ private:
             page.preferred != no_slot && space_.at_slot(page.preferred).is_host;
         const bool prefers_this = page.preferred == state.from.slot;
         if (state.is_cpu() || prefers_host || state.stays_on_host) {
-            return prefers_host ? page.preferred
-                                : space_.host_near(nearest_device(page, state)).slot;
+            // Host pages go near the device that is likely to use them.
+            return prefers_host     ? page.preferred
+                   : state.is_cpu() ? moves_.host_of(page).slot
+                                    : space_.host_near(state.from).slot;
         }
         if (prefers_this || choose(page, state, true) == placement_choice::on_device) {
             return state.from.slot;
         }
         return space_.host_near(state.from).slot;
-    }
-    // Host pages go near the device that is likely to use them.
-    node& nearest_device(granule& page, attempt& state) noexcept {
-        if (!state.is_cpu()) {
-            return state.from;
-        }
-        if (page.preferred != no_slot) {
-            return space_.at_slot(page.preferred);
-        }
-        const unsigned first_device = space_.host_count();
-        return first_device < space_.node_count() ? space_.at_slot(first_device) : state.from;
     }
 
     step look_at_host_page_locked(granule& page, attempt& state) noexcept {
