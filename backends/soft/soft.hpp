@@ -12,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdio>
 #include <memory>
 #include <span>
@@ -67,7 +68,8 @@ public:
             memories_.push_back(std::make_unique<node_memory>(device_ids[i], devices[i].bytes, -1));
             const auto index = static_cast<unsigned>(host_count_ + i);
             devices_.push_back(std::make_unique<device>(devices[i], *memories_.back(), index,
-                                                        unit_count(devices[i]), sinks_, devices_));
+                                                        unit_count(devices[i]), sinks_, devices_,
+                                                        host_count_ + devices.size()));
         }
         for (const auto& one : devices_) {
             pools_.push_back(one == nullptr ? nullptr : std::make_unique<compute_pool>(*one));
@@ -433,7 +435,7 @@ private:
     }
     [[nodiscard]] static std::size_t granule_bytes(const device_options& options) noexcept {
         if (options.granule_bytes != 0) {
-            return options.granule_bytes;
+            return std::max(std::bit_floor(options.granule_bytes), page_bytes);
         }
         std::size_t granule = std::size_t{32} << 20;
         while (granule > page_bytes && granule > options.bytes / 16) {

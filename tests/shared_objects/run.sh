@@ -52,7 +52,7 @@ fi
 
 runs=0
 for program in $programs; do
-    for scenario in objects_first program_first one_at_a_time at_once service_threads leave_open; do
+    for scenario in objects_first program_first one_at_a_time at_once service_threads leave_open turns left_with_others; do
         for order in "$work/by_gcc.so $work/by_clang.so" "$work/by_clang.so $work/by_gcc.so"; do
             for conf in userfaultfd:on userfaultfd:off; do
                 # shellcheck disable=SC2086

@@ -78,7 +78,8 @@ public:
     [[nodiscard]] bool try_reserve(std::size_t bytes) noexcept {
         std::size_t seen = used();
         for (;;) {
-            if (bytes > limit() || seen > limit() - bytes) {
+            const std::size_t now = limit();  // once: it may change at any time
+            if (bytes > now || seen > now - bytes) {
                 return false;
             }
             if (used_.compare_exchange_weak(seen, seen + bytes, std::memory_order_relaxed)) {

@@ -34,9 +34,9 @@ public:
         return made ? result<address>{(*made)->va.begin} : result<address>{made.error()};
     }
     void release(va_range reservation) noexcept override {
-        region* leaving = space_.claim_for_unmap(reservation.begin);
-        XMM_ASSERT(leaving != nullptr, "released what was never reserved");
-        static_cast<void>(releases_.release(*leaving));
+        result<region*> leaving = space_.claim_for_unmap(reservation.begin, region_kind::arena);
+        XMM_ASSERT(leaving, "released what was never reserved");
+        static_cast<void>(releases_.release(**leaving));
     }
 
     [[nodiscard]] std::size_t most_bytes() const noexcept override { return device_.book->limit(); }
