@@ -356,6 +356,23 @@ TEST_CASE(
     CHECK(real.reservation_count() == 0);
 }
 
+TEST_CASE("device_frames: a mapping that a queue cannot tell about is no reason to ask for ever") {
+    rig r{true};
+    REQUIRE(r.acquire(r.a, 0, 1));
+    r.port.use(rig::part(r.a, 0, 1), {1});
+    r.release(r.a, 0, 1);
+    r.port.fail_with_chance(0, 0, 0, 1000);
+    REQUIRE(r.acquire(r.a, 5, 1));  // the same frame: the queue's own work comes in order
+    CHECK(r.port.frame_count() == 1);
+    CHECK(r.acquire(r.a, 0, 1).code == errc::busy);
+    CHECK(r.frames.is_valid());
+    CHECK(r.port.is_backed(rig::part(r.a, 5, 1)));
+    r.port.fail_with_chance(0, 0, 0, 0);
+    REQUIRE(r.acquire(r.a, 0, 1));
+    r.release(r.a, 0, 1);
+    r.release(r.a, 5, 1);
+}
+
 TEST_CASE("device_frames: no address space is a failure, and nothing is left of it") {
     fake_frames port;
     device_frames frames{port};

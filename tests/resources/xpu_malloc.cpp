@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -74,6 +75,9 @@ public:
         return queue.value == 0 ? ticket{} : ticket{queue, submitted_[queue.value]};
     }
     bool is_done(ticket point) noexcept override {
+        if (const auto now = std::exchange(when_asked, nullptr)) {
+            now();
+        }
         return point.value == 0 || done_[point.queue.value] >= point.value;
     }
     status wait(ticket point) noexcept override {
@@ -92,6 +96,7 @@ public:
     }
     std::atomic<int> waits{0};
     std::atomic<std::uint32_t> captured{0};  // a queue
+    std::function<void()> when_asked;        // once, before the next answer of is_done
 
 private:
     std::mutex lock_;
@@ -754,6 +759,37 @@ TEST_CASE("xpu_malloc: a block of a queue that is over waits for who uses it sti
     CHECK(r.make(3'000'000, {3}) != one);
     r.paper.complete(second);
     CHECK(r.make(3'000'000, {3}) == one);
+}
+
+TEST_CASE("xpu_malloc: addresses that come as the queue ends are its shelf's, and nobody else's") {
+    for (const bool has_other : {false, true}) {
+        for (const std::size_t bytes : {std::size_t{100}, std::size_t{3'000'000}}) {
+            CAPTURE(has_other);
+            CAPTURE(bytes);
+            malloc_rig r;
+            if (has_other) {  // the shelf of no queue
+                CHECK(r.heap.deallocate(r.make(bytes, {})));
+            }
+            // A shelf of the first queue, without addresses for the size.
+            CHECK(r.heap.deallocate(r.make(bytes == 100 ? 3'000'000 : 100)));
+            void* awaited = r.make(40'000, {4});
+            REQUIRE(r.heap.record_use(awaited, second));
+            CHECK(r.heap.deallocate(awaited));
+            r.paper.when_asked = [&] {
+                r.paper.complete(first);
+                r.heap.forget(first);
+            };
+            result<void*> block =
+                r.heap.allocate({.bytes = bytes, .queue = first, .may_make_shelf = false});
+            CHECK(r.paper.when_asked == nullptr);
+            REQUIRE(block);
+            // The shelf goes to the next queue, and the block with it.
+            CHECK(r.heap.deallocate(r.make(bytes, {3})));
+            CHECK(r.heap.find(*block)->queue == queue_id{3});
+            CHECK(r.heap.deallocate(*block));
+            CHECK(r.make(bytes, {3}) == *block);
+        }
+    }
 }
 
 TEST_CASE("xpu_malloc: who cannot say that a queue stays makes no shelf for it") {

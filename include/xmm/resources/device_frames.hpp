@@ -87,7 +87,8 @@ public:
                                                     std::size_t slot_bytes) noexcept;
     // The same with a user, and so a lock, of the span's own.
     [[nodiscard]] result<slot_span*> reserve(std::size_t bytes, std::size_t slot_bytes,
-                                             queue_id queue, std::uint32_t tag = 0) noexcept;
+                                             queue_id queue, std::uint32_t tag = 0,
+                                             void* owner = nullptr) noexcept;
     // No block overlaps it any more. Waits for its queue where a frame is still in use; a queue that is over, or that
     // its port cannot tell about for `patience`, uses nothing.
     void release_locked(slot_span* span) noexcept;
@@ -393,8 +394,9 @@ inline result<slot_span*> device_frames::reserve_locked(frame_user& user, std::s
 }
 
 inline result<slot_span*> device_frames::reserve(std::size_t bytes, std::size_t slot_bytes,
-                                                 queue_id queue, std::uint32_t tag) noexcept {
-    std::unique_ptr<frame_user> user{new (std::nothrow) frame_user{queue, tag, true}};
+                                                 queue_id queue, std::uint32_t tag,
+                                                 void* owner) noexcept {
+    std::unique_ptr<frame_user> user{new (std::nothrow) frame_user{queue, tag, true, owner}};
     if (!user) {
         return fail(errc::no_memory, "no memory for the records of slots");
     }
@@ -509,8 +511,11 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
     if (span.is_stale(slot) && take_again_locked(span, slot, job)) {
         return outcome::done;
     }
-    if (span.is_stale(slot) && !stale_.end_at(*port_, span, slot, job.until)) {
-        return outcome::wait;
+    if (ticket point; span.is_stale(slot) && !stale_.end_at(*port_, span, slot, point)) {
+        note_unfinished(job, point);
+        job.why =
+            fail(errc::busy, "work may use the slot's last mapping, and its queue cannot say");
+        return none_left(job);
     }
     const std::size_t bytes = span.slot_bytes();
     port_frame frame;

@@ -124,7 +124,8 @@ public:
 
     // An arena for that queue. Takes no device memory yet.
     [[nodiscard]] static result<std::unique_ptr<small_blocks>> make(Frames& frames, queue_id queue,
-                                                                    std::uint32_t tag = 0) noexcept;
+                                                                    std::uint32_t tag = 0,
+                                                                    void* owner = nullptr) noexcept;
 
     // Its queue is over, all its work done: the arena and its blocks are another one's from here on.
     void set_queue(queue_id queue) noexcept { hooks_.set_queue(queue); }
@@ -195,9 +196,9 @@ private:
     }
     static constexpr int no_cache_flags = 1 << 8;
 
-    small_blocks(Frames& frames, queue_id queue, std::uint32_t tag,
+    small_blocks(Frames& frames, queue_id queue, std::uint32_t tag, void* owner,
                  const jemalloc_functions& functions) noexcept
-        : functions_{functions}, hooks_{frames, queue, tag} {}
+        : functions_{functions}, hooks_{frames, queue, tag, owner} {}
 
     [[nodiscard]] std::uint32_t number() const noexcept {
         return static_cast<std::uint32_t>(key_.load(std::memory_order_relaxed) >> 32);
@@ -238,8 +239,10 @@ private:
 };
 
 template <class Frames>
-result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(
-    Frames& frames, queue_id queue, std::uint32_t tag) noexcept {
+result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(Frames& frames,
+                                                                         queue_id queue,
+                                                                         std::uint32_t tag,
+                                                                         void* owner) noexcept {
     const jemalloc_functions* functions = jemalloc_table::find();
     if (functions == nullptr) {
         return fail(errc::unsupported, "no jemalloc is linked into this process");
@@ -248,7 +251,7 @@ result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(
         return refused;
     }
     std::unique_ptr<small_blocks> made{new (std::nothrow)
-                                           small_blocks{frames, queue, tag, *functions}};
+                                           small_blocks{frames, queue, tag, owner, *functions}};
     if (made == nullptr) {
         return fail(errc::no_memory, "the host has no memory for records");
     }

@@ -331,8 +331,8 @@ private:
 
         bool reserved(const slot_span& span) noexcept override {
             const frame_user& user = span.user();
-            shelf* owner =
-                heap_.shelves_.find(user.queue(), {static_cast<std::uint16_t>(user.tag())});
+            // Not looked up: it may be changing hands.
+            auto* owner = static_cast<shelf*>(user.owner());
             span_note* note = owner != nullptr ? heap_.notes_.make() : nullptr;
             if (note == nullptr) {
                 return false;
@@ -479,7 +479,10 @@ private:
         void* kept = mine.last_magazine->pop(block_class);
         if (kept != nullptr) {
             const address at = to_address(kept);
-            static_cast<void>(is_at_last_shelf(at, mine));
+            if (!is_at_last_shelf(at, mine)) [[unlikely]] {
+                static_cast<void>(mine.last_magazine->push(block_class, kept));
+                return nullptr;
+            }
             mine.last_marks.give(at, block_class);
             mine.counts->small_allocated(block_class);
             if (recorder_.is_on()) {
