@@ -2,6 +2,7 @@
 #include <xmm/resources/xpu_malloc.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -75,8 +76,8 @@ public:
         return queue.value == 0 ? ticket{} : ticket{queue, submitted_[queue.value]};
     }
     bool is_done(ticket point) noexcept override {
-        if (const auto now = std::exchange(when_asked, nullptr)) {
-            now();
+        if (has_hook.exchange(false)) {
+            when_asked();
         }
         return point.value == 0 || done_[point.queue.value] >= point.value;
     }
@@ -96,7 +97,12 @@ public:
     }
     std::atomic<int> waits{0};
     std::atomic<std::uint32_t> captured{0};  // a queue
-    std::function<void()> when_asked;        // once, before the next answer of is_done
+    void at_next_question(std::function<void()> then) {
+        when_asked = std::move(then);
+        has_hook = true;
+    }
+    std::atomic<bool> has_hook{false};
+    std::function<void()> when_asked;  // before the next answer of is_done
 
 private:
     std::mutex lock_;
@@ -579,6 +585,33 @@ TEST_CASE("xpu_malloc: in need what queues still use is waited for before anybod
     CHECK(r.heap.deallocate(other));
 }
 
+TEST_CASE("xpu_malloc: in need what another thread has just taken is waited for") {
+    malloc_rig r{64_MiB};
+    REQUIRE(r.heap.deallocate(r.make(40_MiB), second));
+    r.paper.complete(second);
+    std::atomic<bool> is_in_hand{false};
+    std::atomic<bool> is_over{false};
+    unsigned asked = 0;
+    r.paper.at_next_question([&] {
+        if (++asked == 1) {
+            r.paper.has_hook = true;  // once more, with the block out of its line
+            return;
+        }
+        is_in_hand = true;
+        for (int ms = 0; ms < 200 && !is_over; ++ms) {
+            std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        }
+    });
+    std::thread other{[&] { static_cast<void>(r.make(100'000, {3})); }};
+    while (!is_in_hand) {
+        std::this_thread::yield();
+    }
+    result<void*> block = r.heap.allocate({.bytes = 50_MiB, .queue = first});
+    is_over = true;
+    other.join();
+    CHECK(block);
+}
+
 TEST_CASE("xpu_malloc: trimmed memory is the device's again") {
     malloc_rig r;
     std::vector<void*> all;
@@ -775,13 +808,13 @@ TEST_CASE("xpu_malloc: addresses that come as the queue ends are its shelf's, an
             void* awaited = r.make(40'000, {4});
             REQUIRE(r.heap.record_use(awaited, second));
             CHECK(r.heap.deallocate(awaited));
-            r.paper.when_asked = [&] {
+            r.paper.at_next_question([&] {
                 r.paper.complete(first);
                 r.heap.forget(first);
-            };
+            });
             result<void*> block =
                 r.heap.allocate({.bytes = bytes, .queue = first, .may_make_shelf = false});
-            CHECK(r.paper.when_asked == nullptr);
+            CHECK(!r.paper.has_hook);
             REQUIRE(block);
             // The shelf goes to the next queue, and the block with it.
             CHECK(r.heap.deallocate(r.make(bytes, {3})));

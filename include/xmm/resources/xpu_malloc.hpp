@@ -50,6 +50,7 @@
 #include <xmm/resources/shortage_desk.hpp>
 #include <xmm/resources/trace_recorder.hpp>
 #include <xmm/resources/watched_port.hpp>
+#include <xmm/resources/work_in_hand.hpp>
 
 namespace xmm {
 
@@ -804,24 +805,32 @@ private:
     }
     // Takes what has become free.
     void drain(desk* mine) noexcept {
-        if (parked_.has_any()) {
-            ask_again_for_parked(mine);
-        }
-        if (waiting_.has_any()) {
-            pending_list over;
-            waiting_.take_finished(port_, over);
-            finish_all(over, mine);
+        if (parked_.has_any() || waiting_.has_any()) {
+            drain_by(mine, [&](pending_list& over) { waiting_.take_finished(port_, over); });
         }
     }
+    // Also what other threads are about to take. A block that one of them puts into the next line is found there.
     void await_and_drain(desk* mine) noexcept {
+        for (unsigned lines = 0; lines <= pending_block::most_points; ++lines) {
+            drain_by(mine, [&](pending_list& all) {
+                if (waiting_.has_any() && waiting_.await_all(port_, all)) {
+                    statistics_.count(heap_count::sync_all_streams);
+                }
+            });
+            if (!in_hand_.await()) {
+                return;
+            }
+        }
+    }
+    template <class Take>
+    void drain_by(desk* mine, Take&& take) noexcept {
+        const work_in_hand::piece ours{in_hand_};
         if (parked_.has_any()) {
             ask_again_for_parked(mine);
         }
-        pending_list all;
-        if (waiting_.has_any() && waiting_.await_all(port_, all)) {
-            statistics_.count(heap_count::sync_all_streams);
-        }
-        finish_all(all, mine);
+        pending_list over;
+        take(over);
+        finish_all(over, mine);
     }
     void finish_all(pending_list& all, desk* mine) noexcept {
         while (pending_block* one = all.pop_front()) {
@@ -1011,6 +1020,7 @@ private:
     slab<pending_block> pending_;
     pending_kind waiting_;
     parked_blocks<pending_list> parked_;
+    work_in_hand in_hand_;  // what is in neither of the two, nor back on its shelf
     queue_uses uses_;
     std::atomic<std::uint64_t> epoch_{
         0};  // (A)  flushes that were asked for, and queues' ends above them
