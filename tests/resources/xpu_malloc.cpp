@@ -305,6 +305,24 @@ TEST_CASE("xpu_malloc: a resource's block given back on a captured queue goes ba
     }
 }
 
+TEST_CASE("xpu_malloc: a block that is parked already waits for nobody who gives it back again") {
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        malloc_rig r;
+        void* one = r.make(bytes);
+        r.paper.captured = 2;
+        REQUIRE(r.heap.deallocate_when_known(one, second));
+        r.paper.captured = 5;
+        CHECK(r.heap.deallocate_when_known(one, {5}).code == errc::invalid_argument);
+        r.paper.captured = 0;
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::active) == 1);
+        r.paper.complete(second);
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::active) == 0);
+    }
+}
+
 TEST_CASE("xpu_malloc: bad input is refused and changes nothing") {
     malloc_rig r;
     for (const std::size_t bytes : sizes) {

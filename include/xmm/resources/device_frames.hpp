@@ -548,12 +548,17 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
     }
     if (const status mapped = port_->map(span.slot_begin(slot), frame, bytes); !mapped) {
         job.why = mapped;
-        if (!is_created && from.span->is_stale(from.slot)) {
+        frame_user* const lender = is_created ? nullptr : from.span->user_;
+        const bool is_lent = !is_created && from.span->is_stale(from.slot);
+        if (is_lent && (lender == job.own || lender->lock_.try_lock())) {
             // It is still mapped where it was: there it stays.
             port_->come_back(from.span->slot_begin(from.slot), frame, bytes);
             stale_.take_back();
             from.span->frames_[from.slot] = frame;
             from.span->set_mapped(from.slot);
+            if (lender != job.own) {
+                lender->lock_.unlock();
+            }
         } else {
             // Older mappings of it are of work that is done, or it could not have been taken.
             ticket until;

@@ -318,6 +318,7 @@ private:
         span_note* note = nullptr;
         address at = 0;
         int block_class = -1;       // -1: of the extent heap
+        queue_id last_user{};       // of a parked one, besides those that are noted for it
         std::size_t bytes = 0;      // as served
         std::size_t requested = 0;  // of small blocks: as served
     };
@@ -741,7 +742,7 @@ private:
         kept.points[kept.count++] = *point;
         return {};
     }
-    // The program has it no more; the queues that may use it stay noted for it.
+    // The program has it no more; the queues that may use it stay noted for it, or in its record.
     status park(address at, queue_id last_user, status why) noexcept {
         span_note* note = spans_.find(at);
         pending_block* record = note != nullptr ? pending_.make() : nullptr;
@@ -749,18 +750,13 @@ private:
             return why;
         }
         *record = {};
-        if (is_unordered(*note->owner(), last_user)) {
-            if (status noted = uses_.add(at, last_user); !noted) {
-                pending_.give_back(record);
-                return noted;
-            }
-        }
         result<returned_block> taken = take(*note, at, desk_of_thread());
         if (!taken) {
             pending_.give_back(record);
             return taken.error();
         }
         record->block = *taken;
+        record->block.last_user = last_user;
         parked_.add(*record);
         return {};
     }
@@ -770,7 +766,7 @@ private:
         while (pending_block* one = all.pop_front()) {
             const returned_block block = one->block;
             one->count = 0;
-            if (!note_points(*block.note, block.at, {}, *one)) {
+            if (!note_points(*block.note, block.at, block.last_user, *one)) {
                 parked_.add(*one);
                 continue;
             }
