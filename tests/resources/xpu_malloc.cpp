@@ -305,6 +305,24 @@ TEST_CASE("xpu_malloc: a resource's block given back on a captured queue goes ba
     }
 }
 
+TEST_CASE("xpu_malloc: a queue that is being captured gets blocks and is lent some") {
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        malloc_rig r;
+        r.paper.captured = second.value;
+        void* own = r.heap.allocate({.bytes = bytes, .queue = second}).value_or(nullptr);
+        CHECK(own != nullptr);
+        void* lent = r.make(bytes);
+        CHECK(r.heap.record_use(lent, second));
+        CHECK(r.heap.record_use(lent, {101}).code == errc::invalid_argument);
+        CHECK(r.heap.deallocate(lent).code == errc::busy);
+        r.paper.captured = 0;
+        CHECK(r.heap.deallocate(lent));
+        r.paper.complete(second);
+        CHECK(r.heap.deallocate(own));
+    }
+}
+
 TEST_CASE("xpu_malloc: a block that is parked already waits for nobody who gives it back again") {
     for (const std::size_t bytes : sizes) {
         CAPTURE(bytes);

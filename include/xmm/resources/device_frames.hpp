@@ -42,7 +42,7 @@ struct device_frames_options {
     // How far above the peak of live bytes frames are created rather than taken; in 1/1024.
     std::uint32_t slack = 7;
     // How often a queue is asked again whose port cannot tell how far it is: a millisecond each but for the first
-    // 64. A span that is given back takes it to be over then.
+    // 64. A span that is given back for good takes it to be over then.
     std::uint32_t patience = 4096;
 };
 
@@ -93,6 +93,9 @@ public:
     // its port cannot tell about for `patience`, uses nothing.
     void release_locked(slot_span* span) noexcept;
     void release(slot_span* span) noexcept;
+    // No block overlaps it. Drops its frames, and waits for its queue where one is still in use. False: the port cannot
+    // tell how far the queue is, and some frames are left.
+    [[nodiscard]] bool try_empty_locked(slot_span& span) noexcept;
 
     // Each slot that the range overlaps has a frame until the range is released. Ranges that share a slot are
     // counted; they may not overlap.
@@ -300,6 +303,7 @@ private:
     outcome create_locked(errand& job, std::size_t bytes, port_frame& made) noexcept;
     outcome drop_coldest_locked(errand& job, std::vector<idle_slot>& from) noexcept;
     void take_back_locked(slot_span& span, std::size_t first, std::size_t last) noexcept;
+    bool clear_locked(slot_span& span, ticket& until) noexcept;
     std::size_t trim_where(std::size_t keep_bytes, const std::uint32_t* tag,
                            bool may_wait = true) noexcept;
     status pause(errand& job) noexcept;
@@ -327,6 +331,12 @@ private:
         port_->drop(frame, bytes);
         counts_.reserved_bytes -= bytes;
         ++counts_.dropped;
+    }
+    // Under the user's lock as well.
+    void drop_slot_locked(slot_span& span, std::size_t slot) noexcept {
+        port_->unmap(span.slot_begin(slot), span.frames_[slot], span.slot_bytes());
+        drop_locked(std::exchange(span.frames_[slot], {}), span.slot_bytes());
+        span.clear_mapped(slot);
     }
 
     mutable ranked_mutex<lock_rank::device_frames> lock_;
@@ -414,26 +424,8 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
     errand job;
     job.own = &user;
     for (bool is_empty = false; !is_empty;) {
-        is_empty = true;
         with(lock_, [&] {
-            user.listed_ = user.stamp_;
-            for (std::size_t slot = 0; slot < span->count_; ++slot) {
-                XMM_ASSERT(!span->has_block(slot), "a span is released with a block in it");
-                if (span->is_stale(slot) && !stale_.end_at(*port_, *span, slot, job.until)) {
-                    is_empty = false;
-                } else if (span->has_frame(slot)) {
-                    const port_frame frame = span->frames_[slot];
-                    if (!user.is_finished(*port_, span->stamp_of(slot), job.until) ||
-                        !stale_.end_of(*port_, frame, job.until)) {
-                        is_empty = false;
-                        continue;
-                    }
-                    port_->unmap(span->slot_begin(slot), frame, span->slot_bytes());
-                    drop_locked(frame, span->slot_bytes());
-                    span->clear_mapped(slot);
-                    span->frames_[slot] = {};
-                }
-            }
+            is_empty = clear_locked(*span, job.until);
             if (is_empty) {
                 note_live_locked(0);  // before the user goes, and its peak with it
                 slot_span** link = &user.spans_;
@@ -460,6 +452,45 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
         observer_->released(*span);
     }
     port_->release(span->range_);
+}
+
+// What of its frames no work uses. True: none is left, nor a mapping.
+inline bool device_frames::clear_locked(slot_span& span, ticket& until) noexcept {
+    frame_user& user = *span.user_;
+    bool is_empty = true;
+    user.listed_ = user.stamp_;
+    for (std::size_t slot = 0; slot < span.count_; ++slot) {
+        XMM_ASSERT(!span.has_block(slot), "a span is released with a block in it");
+        if (span.is_stale(slot) && !stale_.end_at(*port_, span, slot, until)) {
+            is_empty = false;
+        } else if (span.has_frame(slot)) {
+            if (user.is_finished(*port_, span.stamp_of(slot), until) &&
+                stale_.end_of(*port_, span.frames_[slot], until)) {
+                drop_slot_locked(span, slot);
+            } else {
+                is_empty = false;
+            }
+        }
+    }
+    return is_empty;
+}
+
+inline bool device_frames::try_empty_locked(slot_span& span) noexcept {
+    for (;;) {
+        errand job;
+        job.own = span.user_;
+        if (with(lock_, [&] { return clear_locked(span, job.until); })) {
+            return true;
+        }
+        if (job.until.value == 0) {
+            return false;
+        }
+        if (const status waited = pause(job); is_over(waited.code)) {
+            with(lock_, [&] { span.user_->points_.set_reached(span.user_->stamp_); });
+        } else if (!waited) {
+            return false;
+        }
+    }
 }
 
 inline void device_frames::release(slot_span* span) noexcept {
@@ -687,10 +718,7 @@ inline void device_frames::take_back_locked(slot_span& span, std::size_t first,
                                             std::size_t last) noexcept {
     for (std::size_t slot = first; slot <= last; ++slot) {
         if (span.has_frame(slot) && span.stamps_[slot] == just_created) {
-            port_->unmap(span.slot_begin(slot), span.frames_[slot], span.slot_bytes());
-            drop_locked(span.frames_[slot], span.slot_bytes());
-            span.frames_[slot] = {};
-            span.clear_mapped(slot);
+            drop_slot_locked(span, slot);
         }
     }
 }

@@ -159,12 +159,13 @@ public:
         }
     }
 
-    // Gives spans without a block back, with their frames. Waits for the queue where that is needed. Frames
-    // that are idle in other spans are the business of device_frames::trim.
+    // Gives spans without a block back, with their frames. Waits for the queue where that is needed; what it cannot
+    // say that it has done with stays. Frames that are idle in other spans are the business of device_frames::trim.
     void trim() noexcept {
         std::lock_guard guard{user_.lock()};
-        release_spans_locked([](const span_chain& chain) {
-            return chain.first->is_free && chain.first->after == nullptr;
+        release_spans_locked([&](const span_chain& chain) {
+            return chain.first->is_free && chain.first->after == nullptr &&
+                   frames_->try_empty_locked(*chain.span);
         });
     }
 

@@ -173,7 +173,9 @@ public:
     void flush() noexcept {
         // relaxed: a thread that sees it late flushes late.
         key_.fetch_add(1, std::memory_order_relaxed);
-        static_cast<void>(flags_of_this_thread());
+        if (cache_at_hand() != nullptr) {
+            static_cast<void>(flags_of_this_thread());
+        }
     }
     // Gives back the frames of all slots without a block, but for what caches hide: flush() comes first.
     void purge() noexcept { control("purge"); }
@@ -211,6 +213,7 @@ private:
         return mine.key == key ? mine.flags : renewed_flags(key);
     }
     [[nodiscard, gnu::noinline]] int renewed_flags(std::uint64_t key) noexcept;
+    [[nodiscard]] detail::thread_cache* cache_at_hand() noexcept;
     [[nodiscard]] detail::thread_cache* cache_of_this_thread() noexcept;
     [[nodiscard]] detail::thread_cache* idle_cache() noexcept;
     [[nodiscard]] detail::thread_cache* fresh_cache() noexcept;
@@ -339,9 +342,9 @@ int small_blocks<Frames>::renewed_flags(std::uint64_t key) noexcept {
     return flags;
 }
 
-// Null where jemalloc has none left: then this thread goes without.
+// Null: this thread has none yet.
 template <class Frames>
-detail::thread_cache* small_blocks<Frames>::cache_of_this_thread() noexcept {
+detail::thread_cache* small_blocks<Frames>::cache_at_hand() noexcept {
     detail::thread_caches& mine = detail::caches_of_this_thread;
     const std::uint32_t number = this->number();
     for (detail::thread_cache** at = &mine.first; *at != nullptr;) {
@@ -356,11 +359,21 @@ detail::thread_cache* small_blocks<Frames>::cache_of_this_thread() noexcept {
             at = &one->next_of_thread;
         }
     }
+    return nullptr;
+}
+
+// Null where jemalloc has none left: then this thread goes without.
+template <class Frames>
+detail::thread_cache* small_blocks<Frames>::cache_of_this_thread() noexcept {
+    if (detail::thread_cache* cache = cache_at_hand()) {
+        return cache;
+    }
     detail::thread_cache* cache = idle_cache();
     if (cache == nullptr) {
         cache = fresh_cache();
     }
     if (cache != nullptr) {
+        detail::thread_caches& mine = detail::caches_of_this_thread;
         cache->next_of_thread = mine.first;
         mine.first = cache;
     }

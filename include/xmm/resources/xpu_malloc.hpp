@@ -75,7 +75,8 @@ public:
     // ---- blocks
 
     // The memory may be used by work submitted to the request's queue from now on. Its contents are undefined.
-    // invalid_argument: the alignment, or no such queue. no_memory: see the model.
+    // invalid_argument: the alignment, or no such queue. no_memory: see the model. busy: no shelf, and none may be
+    // made; or the place that suits the block may be in use still, and a queue that is being captured cannot say.
     [[nodiscard]] result<void*> allocate(const malloc_request& wanted) noexcept {
         if (!std::has_single_bit(wanted.alignment)) {
             return fail(errc::invalid_argument, "an alignment is a power of two");
@@ -122,8 +123,8 @@ public:
         if (queue.value == 0 || queue == found->queue) {
             return {};
         }
-        if (result<ticket> there = port_.record(queue); !there) {
-            return there.error();
+        if (const status there = find_queue(queue); !there) {
+            return there;
         }
         return uses_.add(to_address(block), queue);
     }
@@ -382,14 +383,19 @@ private:
 
     // ---- shelves
 
+    // One that cannot say now how far it is, since it is being captured, is there all the same.
+    status find_queue(queue_id queue) noexcept {
+        result<ticket> there = port_.record(queue);
+        return there || xmm::is_over(there.code()) ? there.error() : status{};
+    }
     [[nodiscard]] result<shelf*> shelf_for(const malloc_request& wanted) noexcept {
         shelf* found = shelves_.find(wanted.queue, wanted.tag);
         if (found == nullptr) {
             if (!wanted.may_make_shelf) {
                 return fail(errc::busy, "the queue has no shelf for that tag");
             }
-            if (result<ticket> known = port_.record(wanted.queue); !known) {
-                return known.error();
+            if (const status known = find_queue(wanted.queue); !known) {
+                return known;
             }
             found = shelves_.make(wanted.queue, wanted.tag);
         }
