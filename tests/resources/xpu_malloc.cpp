@@ -17,6 +17,8 @@
 #include <xmm/resources/heap_resource.hpp>
 
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 using namespace xmm;
 using namespace xmm::literals;
@@ -816,6 +818,23 @@ TEST_CASE(
         CHECK(r.make(bytes, {4}) != kept);
         CHECK(r.heap.find(kept)->queue == queue_id{});
     }
+}
+
+TEST_CASE("xpu_malloc: a child of fork forgets no queue") {
+    malloc_rig r;
+    void* awaited = r.make(40'000, {4});
+    REQUIRE(r.heap.record_use(awaited, second));
+    CHECK(r.heap.deallocate(awaited));
+    r.paper.at_next_question([] {});
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        r.heap.forget({4});
+        ::_exit(r.paper.has_hook ? 0 : 1);
+    }
+    int how = -1;
+    CHECK(::waitpid(child, &how, 0) == child);
+    CHECK(how == 0);
 }
 
 TEST_CASE("xpu_malloc: a block of a queue that is over waits for who uses it still") {

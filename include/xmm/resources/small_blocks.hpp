@@ -87,6 +87,9 @@ inline void give_back_thread_caches() noexcept {
     thread_caches& mine = caches_of_this_thread;
     mine.is_over = true;
     mine.entries = {};
+    if (registry::is_forked_child()) {
+        return;  // jemalloc's locks may be held by threads that are not here
+    }
     while (thread_cache* one = mine.first) {
         mine.first = one->next_of_thread;
         std::uint32_t was = thread_cache::used;

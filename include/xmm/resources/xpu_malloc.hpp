@@ -132,6 +132,9 @@ public:
     // The queue is over: all its work is done, and nobody allocates on it any more. Its blocks stay the program's; what
     // is free serves the next queue that comes. To be told before the id is another queue's.
     void forget(queue_id queue) noexcept {
+        if (registry::is_forked_child()) {
+            return;
+        }
         uses_.drop(queue);
         drain(desk_of_thread());
         shelves_.retire(queue, [](shelf& one) {
@@ -445,6 +448,9 @@ private:
         return made;
     }
     static void thread_left(void* self, void* item) noexcept {
+        if (registry::is_forked_child()) {
+            return;
+        }
         auto& heap = *static_cast<xpu_malloc*>(self);
         auto* mine = static_cast<desk*>(item);
         mine->generation.fetch_add(1, std::memory_order_relaxed);
