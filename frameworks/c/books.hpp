@@ -88,7 +88,8 @@ public:
         return fail(errc::unsupported, "this library was built without its CUDA backend");
 #endif
     }
-    // Waits for its work when nobody else has adopted it. busy, and nothing changed: the stream is being captured.
+    // Waits for its work when nobody else has adopted it. Nothing has changed where it cannot say how far it is. busy:
+    // the stream is being captured. no_memory: too much waits in it.
     status forget(void* handle) {
         if (registry::is_forked_child()) {
             return not_here();
@@ -110,7 +111,7 @@ public:
                 return {};
             }
             result<ticket> point = found->second.line->record();
-            if (point.code() == errc::busy) {
+            if (point.code() == errc::busy || point.code() == errc::no_memory) {
                 return point.error();
             }
             outcome = point.error();

@@ -69,7 +69,7 @@ public:
     status map(address, port_frame, std::size_t) noexcept override { return {}; }
     void unmap(address, port_frame, std::size_t) noexcept override {}
     result<ticket> record(queue_id queue) noexcept override {
-        if (queue.value > 100) {
+        if (queue.value > 100 || (queue.value != 0 && queue.value == gone)) {
             return fail(errc::invalid_argument, "no such queue");
         }
         if (queue.value != 0 && queue.value == captured) {
@@ -99,6 +99,7 @@ public:
     }
     std::atomic<int> waits{0};
     std::atomic<std::uint32_t> captured{0};  // a queue
+    std::atomic<std::uint32_t> gone{0};      // a queue
     void at_next_question(std::function<void()> then) {
         when_asked = std::move(then);
         has_hook = true;
@@ -817,6 +818,37 @@ TEST_CASE(
         CHECK(r.make(bytes, {3}) != kept);
         CHECK(r.make(bytes, {4}) != kept);
         CHECK(r.heap.find(kept)->queue == queue_id{});
+    }
+}
+
+TEST_CASE("xpu_malloc: of a queue that is gone without a word nothing is taken") {
+    malloc_rig r{64_MiB};
+    REQUIRE(r.heap.deallocate(r.make(40_MiB)));
+    r.paper.gone = first.value;
+    const auto began = std::chrono::steady_clock::now();
+    CHECK(r.heap.allocate({.bytes = 50_MiB, .queue = second}).code() == errc::no_memory);
+    CHECK(r.heap.trim() == 0);
+    CHECK(r.heap.trim(pool_tag{}) == 0);
+    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds{2});
+    // It is said later.
+    r.paper.complete(first);
+    r.heap.forget(first);
+    CHECK(r.heap.allocate({.bytes = 50_MiB, .queue = second}).has_value());
+}
+
+TEST_CASE("xpu_malloc: a block that was lent to a queue that is gone without a word stays") {
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        malloc_rig r;
+        void* block = r.make(bytes);
+        REQUIRE(r.heap.record_use(block, second));
+        r.paper.gone = second.value;
+        CHECK(r.heap.deallocate(block).code == errc::busy);
+        CHECK(r.heap.find(block).has_value());
+        CHECK(r.heap.deallocate(block, {5}).code == errc::busy);
+        r.heap.forget(second);
+        CHECK(r.heap.deallocate(block, second));
+        CHECK(r.make(bytes) == block);
     }
 }
 

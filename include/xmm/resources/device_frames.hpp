@@ -5,7 +5,8 @@
 //          takes the block off, and leaves the frame where it is. While the device holds no more than its
 //          budget - the peak of live bytes and a little slack - a missing frame is created; beyond, the frame
 //          that has been idle longest is taken from its slot, whichever heap's that is. A frame of another
-//          queue is taken only when that queue's work up to the slot's last use is done. On a port that can alias, a
+//          queue is taken only when that queue's work up to the slot's last use is done; of a queue that is gone
+//          before set_queue said that it was over, none is. On a port that can alias, a
 //          frame that was taken stays mapped where it was (stale) until another one is to come there, or it
 //          is dropped: so it comes back without a call of the driver.
 // Threads  Any. Ranges whose slots have frames need the user's lock only. Giving and taking frames is under
@@ -89,8 +90,8 @@ public:
     [[nodiscard]] result<slot_span*> reserve(std::size_t bytes, std::size_t slot_bytes,
                                              queue_id queue, std::uint32_t tag = 0,
                                              void* owner = nullptr) noexcept;
-    // No block overlaps it any more. Waits for its queue where a frame is still in use; a queue that is over, or that
-    // its port cannot tell about for `patience`, uses nothing.
+    // No block overlaps it any more. Waits for its queue where a frame is still in use; a queue that is over, or gone,
+    // or that its port cannot tell about for `patience`, uses nothing.
     void release_locked(slot_span* span) noexcept;
     void release(slot_span* span) noexcept;
     // No block overlaps it. Drops its frames, and waits for its queue where one is still in use. False: the port cannot
@@ -443,7 +444,7 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
                 }
             }
         });
-        if (!is_empty && !pause_release(job)) {
+        if (!is_empty && (user.points_.is_lost() || !pause_release(job))) {
             // All that is left is of this queue: a frame goes to another one only when nothing uses it.
             with(lock_, [&] { user.points_.set_reached(user.stamp_); });
         }
@@ -788,7 +789,7 @@ inline void device_frames::list_idle_locked(errand& job) noexcept {
     idle_.clear();
     others_.clear();
     for (frame_user* user = users_; user != nullptr; user = user->next_) {
-        if (job.tag != nullptr && user->tag_ != *job.tag) {
+        if ((job.tag != nullptr && user->tag_ != *job.tag) || user->points_.is_lost()) {
             continue;
         }
         const bool is_own = user == job.own;

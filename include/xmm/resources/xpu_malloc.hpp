@@ -729,21 +729,32 @@ private:
         std::size_t count = uses_.list(at, lent);
         if (is_unordered(*note.owner(), last_user) &&
             std::find(lent.begin(), lent.begin() + count, last_user) == lent.begin() + count) {
-            if (status noted = note_point(last_user, kept); !noted) {
+            if (status noted = note_point(last_user, kept);
+                !noted && noted.code != errc::invalid_argument) {
                 return noted;
             }
         }
         while (count > 0) {
-            if (status noted = note_point(lent[--count], kept); !noted) {
+            if (status noted = note_lender(at, lent[--count], kept); !noted) {
                 return noted;
             }
         }
         return {};
     }
+    // When a queue ends with its work done, it is noted no more before it is gone: see forget.
+    status note_lender(address at, queue_id queue, pending_block& kept) noexcept {
+        const status noted = note_point(queue, kept);
+        if (noted.code != errc::invalid_argument) {
+            return noted;
+        }
+        return uses_.is_lent(at, queue)
+                   ? fail(errc::busy, "a queue that used the block is gone, and may have work left")
+                   : status{};
+    }
     status note_point(queue_id queue, pending_block& kept) noexcept {
         result<ticket> point = port_.record(queue);
         if (!point) {
-            return xmm::is_over(point.code()) ? status{} : point.error();
+            return point.code() == errc::device_lost ? status{} : point.error();
         }
         if (port_.is_done(*point)) {
             return {};
