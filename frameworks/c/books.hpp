@@ -155,6 +155,7 @@ public:
             std::uint64_t epoch;
         };
         thread_local memory last{};
+        // acquire: pairs with the release in take_out_locked.
         const std::uint64_t epoch = epoch_.load(std::memory_order_acquire);
         if (handle != nullptr && (last.handle != handle || last.epoch != epoch)) {
             std::shared_ptr<queue> found = find(handle);
@@ -216,7 +217,7 @@ private:
     std::shared_ptr<queue> take_out_locked(std::unordered_map<void*, entry>::iterator at) {
         std::shared_ptr<queue> leaving = std::move(at->second.line);
         queues_.erase(at);
-        // release: pairs with the acquire in id_of; what threads remember is of no use any more.
+        // release: pairs with the acquires in id_of and ends; what threads remember is of no use any more.
         epoch_.fetch_add(1, std::memory_order_release);
         return leaving;
     }
@@ -277,6 +278,7 @@ public:
         if (tag == 0) {
             return "";
         }
+        // acquire: pairs with the release in find_or_make; the name is complete.
         return tag <= count_.load(std::memory_order_acquire) ? names_[tag - 1].data() : nullptr;
     }
     [[nodiscard]] std::vector<std::string> names() const {

@@ -19,6 +19,7 @@ using pending = pending_blocks<int>;
 class told_queues final : public frame_port {
 public:
     std::array<std::uint64_t, 10> done{};
+    bool cannot_wait = false;
     std::function<void()> meanwhile;  // once, within the next question
 
     result<address> reserve(std::size_t, std::size_t) noexcept override { return none(); }
@@ -35,6 +36,9 @@ public:
         return done[point.queue.value] >= point.value;
     }
     status wait(ticket point) noexcept override {
+        if (cannot_wait) {
+            return fail(errc::busy, "told to fail");
+        }
         done[point.queue.value] = std::max(done[point.queue.value], point.value);
         return {};
     }
@@ -110,4 +114,19 @@ TEST_CASE("pending_blocks: who waits for all finds also what another thread asks
     all.take_finished(queues, out);
     CHECK(count(waited) == 1);
     CHECK(count(out) == 0);
+}
+
+TEST_CASE("pending_blocks: a wait that fails is no sign that the work is done") {
+    told_queues queues;
+    pending all;
+    pending::entry one = after(1, {{{1}, 1}});
+    REQUIRE(all.add(one));
+    queues.cannot_wait = true;
+    pending::entry_list out;
+    CHECK(all.await_all(queues, out));
+    CHECK(count(out) == 0);
+    CHECK(all.has_any());
+    queues.cannot_wait = false;
+    CHECK(all.await_all(queues, out));
+    CHECK(count(out) == 1);
 }

@@ -10,8 +10,10 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <new>
+#include <thread>
 #include <vector>
 
 #include <xmm/core/list.hpp>
@@ -70,12 +72,26 @@ public:
         });
         const bool has_some = !all.is_empty();
         while (entry* one = all.pop_front()) {
-            for (unsigned i = 0; i < one->count; ++i) {
-                static_cast<void>(port.wait(one->points[i]));  // a lost queue is done, too
+            if (await_points(port, *one) || !with(lock_, [&] { return put_locked(*one); })) {
+                hand_out(*one, finished);
             }
-            hand_out(*one, finished);
         }
         return has_some;
+    }
+    // False: the port cannot wait, and goes on like that.
+    static bool await_points(frame_port& port, const entry& one) noexcept {
+        constexpr unsigned patience = 64;  // milliseconds
+        bool are_reached = true;
+        for (unsigned i = 0; i < one.count; ++i) {
+            status waited = port.wait(one.points[i]);
+            for (unsigned tries = 0; !waited && !is_over(waited.code) && tries < patience;
+                 ++tries) {
+                std::this_thread::sleep_for(std::chrono::milliseconds{1});
+                waited = port.wait(one.points[i]);
+            }
+            are_reached = are_reached && (waited || is_over(waited.code));
+        }
+        return are_reached;
     }
     template <class Fn>
     void for_each(Fn&& fn) const {
@@ -153,9 +169,7 @@ private:
         if (one.count == 0) {
             hand_out(one, finished);
         } else if (!with(lock_, [&] { return put_locked(one); })) {
-            for (unsigned i = 0; i < one.count; ++i) {
-                static_cast<void>(port.wait(one.points[i]));  // no memory for a line
-            }
+            await_points(port, one);  // no memory for a line
             hand_out(one, finished);
         }
     }

@@ -63,9 +63,10 @@ public:
         }
     }
     ~pool_resource() override {
-        release();
         if (heap_) {
-            heap_->heap().drop_tag(heap_->tag());
+            heap_->heap().drop_tag(heap_->tag());  // releases
+        } else {
+            release();
         }
     }
 

@@ -206,6 +206,7 @@ private:
         : functions_{functions}, hooks_{frames, queue, tag, owner} {}
 
     [[nodiscard]] std::uint32_t number() const noexcept {
+        // relaxed: the number in it never changes.
         return static_cast<std::uint32_t>(key_.load(std::memory_order_relaxed) >> 32);
     }
 

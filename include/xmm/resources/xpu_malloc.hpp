@@ -453,6 +453,7 @@ private:
         }
         auto& heap = *static_cast<xpu_malloc*>(self);
         auto* mine = static_cast<desk*>(item);
+        // relaxed: see desk_of_thread
         mine->generation.fetch_add(1, std::memory_order_relaxed);
         // Keys of threads are destroyed after thread_local variables.
         small_kind::end_caches_of_thread();
@@ -806,20 +807,15 @@ private:
     void finish_later(const pending_block& kept, desk* mine) noexcept {
         pending_block* record = pending_.make();
         if (record == nullptr) {
-            wait_for(kept);  // no memory to remember it
+            pending_kind::await_points(port_, kept);  // no memory to remember it
             finish(kept.block, mine);
             return;
         }
         *record = kept;
         if (!waiting_.add(*record)) {
             pending_.give_back(record);
-            wait_for(kept);
+            pending_kind::await_points(port_, kept);
             finish(kept.block, mine);
-        }
-    }
-    void wait_for(const pending_block& one) noexcept {
-        for (unsigned i = 0; i < one.count; ++i) {
-            static_cast<void>(port_.wait(one.points[i]));  // a lost queue is done, too
         }
     }
     // Takes what has become free.
@@ -1025,7 +1021,7 @@ private:
         });
     }
 
-    // (C) constant  (A) atomic  (L) lock named beside
+    // (C) constant  (A) atomic  (L) lock named beside; the others guard themselves
     const std::uint64_t number_ = registry::next_number(number_kind::other);  // (C)
     const node_id node_;                                                      // (C)
     const malloc_surroundings around_;                                        // (C)
@@ -1041,14 +1037,14 @@ private:
     parked_blocks<pending_list> parked_;
     work_in_hand in_hand_;  // what is in neither of the two, nor back on its shelf
     queue_uses uses_;
-    std::atomic<std::uint64_t> epoch_{
-        0};  // (A)  flushes that were asked for, and queues' ends above them
+    // (A) flushes that were asked for, and queues' ends above them
+    std::atomic<std::uint64_t> epoch_{0};
     std::atomic<std::uint64_t> moves_seen_{0};  // (A)  of frames, that statistics_ has, as the next
     std::atomic<std::uint64_t> waits_seen_{0};  // (A)
     shelf_table shelves_;                       // goes before what its spans are noted in
     ranked_mutex<lock_rank::leaf> tags_lock_;
-    std::vector<pool_tag> idle_tags_;  // under tags_lock_, as the next
-    unsigned made_tags_ = 0;
+    std::vector<pool_tag> idle_tags_;  // (L)  tags_lock_, as the next
+    unsigned made_tags_ = 0;           // (L)
     desk_table desks_;
     shortage_desk users_help_;
     // The last to be made and the first to go: threads that end look for it.
