@@ -88,7 +88,7 @@ inline void give_back_thread_caches() noexcept {
     mine.is_over = true;
     mine.entries = {};
     if (registry::is_forked_child()) {
-        return;  // jemalloc's locks may be held by threads that are not here
+        return;  // below jemalloc's hooks, locks may be held by threads that are not here
     }
     while (thread_cache* one = mine.first) {
         mine.first = one->next_of_thread;
