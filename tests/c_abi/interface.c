@@ -598,6 +598,28 @@ static void writes_where_it_is_told(const char* folder) {
     CHECK(unlink(file) == 0 && rmdir(inside) == 0);
 }
 
+/* What is written on the way lies beside the file, under a name that others may guess: no link there is followed. */
+static void follows_no_link_beside(const char* folder) {
+    char inside[512], file[600], link[700], victim[600];
+    struct stat about;
+    snprintf(inside, sizeof inside, "%s/links-XXXXXX", folder);
+    CHECK(mkdtemp(inside) != NULL);
+    snprintf(file, sizeof file, "%s/file", inside);
+    snprintf(victim, sizeof victim, "%s/victim", inside);
+    for (int i = 0; i < 200; ++i) {
+        snprintf(link, sizeof link, "%s.part-%d-%d", file, (int)getpid(), i);
+        CHECK(symlink("victim", link) == 0);
+    }
+    CHECK(xmm_export(device, XMM_REPLAY_CSV, file) == XMM_OK);
+    CHECK(lstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0);
+    CHECK(stat(victim, &about) != 0);
+    for (int i = 0; i < 200; ++i) {
+        snprintf(link, sizeof link, "%s.part-%d-%d", file, (int)getpid(), i);
+        CHECK(unlink(link) == 0);
+    }
+    CHECK(unlink(file) == 0 && rmdir(inside) == 0);
+}
+
 static void exports(const char* folder) {
     static const char* const names[] = {"rmm.csv", "snapshot.pickle", "trace.json", "replay.csv"};
     char path[512];
@@ -625,6 +647,7 @@ static void exports(const char* folder) {
     REFUSED(xmm_export(device, XMM_RMM_CSV, "/dev/full"), XMM_FAILED);
     keeps_what_was_there(path);
     writes_where_it_is_told(folder);
+    follows_no_link_beside(folder);
     REFUSED(xmm_trace_start(device, 0), XMM_INVALID_ARGUMENT);
     REFUSED(xmm_trace_start(9999, 10), XMM_UNKNOWN_NODE);
     REFUSED(xmm_trace_stop(9999), XMM_UNKNOWN_NODE);

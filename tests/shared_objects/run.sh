@@ -65,6 +65,14 @@ for program in $programs; do
 done
 echo "$runs runs, one registry in each"
 
+# One of them makes a heap and is unloaded.
+build "$gcc" "$work/heap_one.so" heap_part.cpp "-shared -fPIC"
+build "$gcc" "$work/heap_two.so" heap_part.cpp "-shared -fPIC"
+build "$gcc" "$work/heap_program" heap_program.cpp
+XMM_CONF=cuda:off,soft_devices:1 timeout 60 "$work/heap_program" "$work/heap_one.so" "$work/heap_two.so" ||
+    fail "the object that made a heap"
+echo "1 run of an object that made a heap"
+
 # Without a dynamic linker. The static C library may be missing; hwloc's usually is, and is not needed.
 if [ -z "$flags" ]; then
     if "$gcc" -std=c++20 -O1 -pthread -static -w -I"$root/include" -o "$work/static" "$here/static_program.cpp" \

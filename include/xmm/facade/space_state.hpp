@@ -145,6 +145,7 @@ public:
         std::lock_guard guard{heaps_order_};
         std::unique_ptr<device_heap>& one = heaps_[(*at)->slot];
         if (one == nullptr) {
+            detail::pin_this_object();  // the heap's functions are this object's
             one.reset(new (std::nothrow) device_heap{core, engine, **at});
         }
         return one != nullptr ? result<xpu_malloc*>{&one->heap()}

@@ -29,6 +29,7 @@ namespace xmm {
 
 struct extent_heap_options {
     std::uint32_t tag = 0;
+    void* owner = nullptr;  // of its spans, for a span_observer
     // A block whose predecessor lived for fewer allocations than this is short-lived; 0: none is.
     std::uint32_t short_life = 80;
     // Slots are of 2, 8 or 64 MiB. Sizes near each other would lose more by making frames anew than they spare in
@@ -49,7 +50,7 @@ public:
                                               << 46;  // of a block, and of an alignment
 
     explicit extent_heap(device_frames& frames, queue_id queue, options chosen = {}) noexcept
-        : frames_{&frames}, options_{chosen}, user_{queue, chosen.tag} {}
+        : frames_{&frames}, options_{chosen}, user_{queue, chosen.tag, false, chosen.owner} {}
     extent_heap(const extent_heap&) = delete;
     extent_heap& operator=(const extent_heap&) = delete;
     // Blocks that are left go with it.
@@ -158,12 +159,13 @@ public:
         }
     }
 
-    // Gives spans without a block back, with their frames. Waits for the queue where that is needed. Frames
-    // that are idle in other spans are the business of device_frames::trim.
+    // Gives spans without a block back, with their frames. Waits for the queue where that is needed; what it cannot
+    // say that it has done with stays. Frames that are idle in other spans are the business of device_frames::trim.
     void trim() noexcept {
         std::lock_guard guard{user_.lock()};
-        release_spans_locked([](const span_chain& chain) {
-            return chain.first->is_free && chain.first->after == nullptr;
+        release_spans_locked([&](const span_chain& chain) {
+            return chain.first->is_free && chain.first->after == nullptr &&
+                   frames_->try_empty_locked(*chain.span);
         });
     }
 
