@@ -4,7 +4,7 @@
 // Model    Written beside its place and renamed into it, so that what lay there before stays until the new one is
 //          complete; a link is followed, and a file that is there keeps its mode. What is no regular file (a pipe, a
 //          terminal) is written straight.
-// Failure  errno's number; 0 is success. fn's exceptions pass through, and leave what was there.
+// Failure  errno's number; 0 is success. EINVAL: the path names an open descriptor that is a file, as /dev/stdout may. fn's exceptions pass through, and leave what was there.
 #pragma once
 
 #include <algorithm>
@@ -22,6 +22,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 namespace xmm::c_interface {
@@ -126,11 +127,18 @@ private:
     bool is_in_place_ = false;
 };
 
-// Also through links that lead to nothing yet.
+// Also through links that lead to nothing yet. Empty where a link is one of the kernel's own to an open file
+// (/dev/stdout, /proc/self/fd): its text need not name that file, and another one in its place would not be open there.
 inline std::string behind_links(const std::string& path) {
+    constexpr auto procfs = 0x9fa0;  // PROC_SUPER_MAGIC
     std::filesystem::path place = path;
     std::error_code error;
     for (int links = 0; links < 40 && std::filesystem::is_symlink(place, error); ++links) {
+        const std::filesystem::path folder = place.has_parent_path() ? place.parent_path() : ".";
+        struct statfs system;
+        if (::statfs(folder.c_str(), &system) == 0 && system.f_type == procfs) {
+            return {};
+        }
         place = place.parent_path() / std::filesystem::read_symlink(place, error);
     }
     return place.string();
@@ -161,6 +169,9 @@ template <class Fn>
         return errno;
     }
     const std::string place = detail::behind_links(path);
+    if (place.empty()) {
+        return EINVAL;
+    }
     detail::draft fresh{place};
     if (fresh.error() != 0) {
         return fresh.error();

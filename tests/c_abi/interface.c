@@ -8,6 +8,7 @@
 #include <xmm.h>
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -593,6 +594,15 @@ static void writes_where_it_is_told(const char* folder) {
     CHECK(pthread_join(reader, &got) == 0 && (intptr_t)got > 0);
     CHECK(lstat(pipe, &about) == 0 && S_ISFIFO(about.st_mode));
     CHECK(holds_files(inside, 5)); /* file, later, two links and the pipe */
+    /* A file by the name of an open descriptor: another one in its place would not be open there. */
+    char number[64];
+    const int open_file = open(file, O_WRONLY | O_TRUNC);
+    snprintf(number, sizeof number, "/dev/fd/%d", open_file);
+    CHECK(write(open_file, "mine", 4) == 4);
+    REFUSED(xmm_export(device, XMM_REPLAY_CSV, number), XMM_FAILED);
+    CHECK(write(open_file, "too", 3) == 3 && close(open_file) == 0);
+    CHECK(stat(file, &about) == 0 && about.st_size == 7);
+    CHECK(holds_files(inside, 5));
     CHECK(unlink(file) == 0 && unlink(link) == 0 && unlink(loose) == 0 && unlink(pipe) == 0);
     snprintf(file, sizeof file, "%s/later", inside);
     CHECK(unlink(file) == 0 && rmdir(inside) == 0);

@@ -2,6 +2,7 @@
 #include <xmm/resources/device_frames.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -414,6 +415,20 @@ TEST_CASE("device_frames: a mapping that a queue cannot tell about is no reason 
     REQUIRE(r.acquire(r.a, 0, 1));
     r.release(r.a, 0, 1);
     r.release(r.a, 5, 1);
+}
+
+TEST_CASE("device_frames: a trim does not wait long for a queue that cannot be asked") {
+    rig r;
+    REQUIRE(r.acquire(r.a, 0, 2));
+    r.port.use(rig::part(r.a, 0, 2), {1});
+    r.release(r.a, 0, 2);
+    r.port.fail_with_chance(0, 0, 0, 1000);
+    const auto began = std::chrono::steady_clock::now();
+    CHECK(r.frames.trim(0) == 0);
+    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds{2});
+    CHECK(r.port.frame_count() == 2);
+    r.port.fail_with_chance(0, 0, 0, 0);
+    CHECK(r.frames.trim(0) == 2 * slot);
 }
 
 TEST_CASE("device_frames: no address space is a failure, and nothing is left of it") {

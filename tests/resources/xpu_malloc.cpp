@@ -368,6 +368,7 @@ TEST_CASE("xpu_malloc: bad input is refused and changes nothing") {
     CHECK(!r.heap.owns(&plain));
     CHECK(r.heap.allocate({.bytes = 1, .alignment = 3}).code() == errc::invalid_argument);
     CHECK(r.heap.allocate({.bytes = 1, .alignment = 0}).code() == errc::invalid_argument);
+    CHECK(r.heap.allocate({.bytes = 1, .alignment = 8_GiB}).code() == errc::invalid_argument);
     CHECK(r.heap.allocate({.bytes = SIZE_MAX}).code() == errc::no_memory);
     CHECK(r.heap.allocate({.bytes = SIZE_MAX / 2}).code() == errc::no_memory);
     CHECK(r.heap.allocate({.bytes = 1, .queue = {101}}).code() == errc::invalid_argument);

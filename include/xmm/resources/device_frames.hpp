@@ -271,8 +271,10 @@ private:
         }
         const bool is_worth_it = job.has_unfinished || job.has_skipped;
         job.until = {};
-        // Who holds no lock can wait for those that do: they may be waiting for a queue.
-        const unsigned most = job.own != nullptr ? most_retries : options_.patience;
+        // Who holds no lock can wait for those that do: they may be waiting for a queue. A queue that cannot be asked
+        // (during a capture, maybe this thread's) is not worth that.
+        const unsigned patience = job.has_skipped ? options_.patience : 2 * most_retries;
+        const unsigned most = job.own != nullptr ? most_retries : patience;
         return is_worth_it && job.retries < most ? outcome::wait : outcome::none;
     }
     // The users count for themselves, so that those who miss no frame share nothing; they are asked when it matters.

@@ -111,10 +111,9 @@ private:
         if (!point && is_over(point.code())) {
             return false;
         }
+        const ticket known = point ? *point : ticket{queue, 0};
         try {
-            with(lock_, [&] {
-                kept_.push_back({pointer, point ? *point : ticket{queue, 0}, point.has_value()});
-            });
+            with(lock_, [&] { kept_.push_back({pointer, known, point.has_value()}); });
             return true;
         } catch (const std::bad_alloc&) {
             return false;
@@ -176,7 +175,7 @@ private:
             return is_there;
         });
     }
-    auto find_locked(const kept_block& wanted) noexcept {
+    std::vector<kept_block>::iterator find_locked(const kept_block& wanted) noexcept {
         return std::ranges::find_if(kept_, [&](const kept_block& one) {
             return one.pointer == wanted.pointer && one.is_known == wanted.is_known &&
                    one.point.queue == wanted.point.queue && one.point.value == wanted.point.value;

@@ -81,7 +81,10 @@ public:
         if (!std::has_single_bit(wanted.alignment)) {
             return fail(errc::invalid_argument, "an alignment is a power of two");
         }
-        if (wanted.bytes > most_bytes || wanted.alignment > most_bytes) {
+        if (wanted.alignment > extent_heap::most_alignment) {
+            return fail(errc::invalid_argument, "an alignment beyond 4 GiB");
+        }
+        if (wanted.bytes > most_bytes) {
             return fail(errc::no_memory, "more than an address space holds");
         }
         desk* mine = desk_of_thread();
