@@ -4,11 +4,18 @@
 #include <xmm/xmm.hpp>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
+#include <span>
 #include <vector>
 
 #include <fcntl.h>
@@ -30,8 +37,12 @@ public:
         if (file_ < 0 || ::ftruncate(file_, static_cast<off_t>(file_bytes)) != 0) {
             std::abort();
         }
-        standing_ = static_cast<std::byte*>(::mmap(nullptr, file_bytes, PROT_READ | PROT_WRITE,
-                                                   MAP_SHARED | MAP_NORESERVE, file_, 0));
+        void* all = ::mmap(nullptr, file_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                           file_, 0);
+        if (all == MAP_FAILED) {
+            std::abort();
+        }
+        standing_ = static_cast<std::byte*>(all);
     }
     driver(const driver&) = delete;
     driver& operator=(const driver&) = delete;
@@ -98,6 +109,9 @@ public:
         std::lock_guard guard{lock_};
         const auto gone = std::find_if(claims_.begin(), claims_.end(),
                                        [&](const claim& one) { return one.range == range; });
+        if (gone == claims_.end()) {
+            return;  // a caller's mistake: nothing of ours is there
+        }
         if (gone->is_ours) {
             ::munmap(xmm::to_pointer(range.begin), range.bytes);
         }
@@ -117,7 +131,9 @@ public:
     }
     void queue_destroy(xmm::queue_id queue) noexcept {
         std::lock_guard guard{lock_};
-        queues_.find(queue.value)->second = false;
+        if (const auto found = queues_.find(queue.value); found != queues_.end()) {
+            found->second = false;
+        }
     }
     xmm::result<xmm::ticket> memcpy(xmm::queue_id queue,
                                     std::span<const xmm::piece> pieces) noexcept {

@@ -111,9 +111,9 @@ public:
     [[nodiscard]] const page_table& table() const noexcept { return table_; }
 
 private:
-    // A touch faults a granule in as a whole, which costs a third of its OS pages' own faults. Only a large
+    // A touch faults a granule in as a whole, which costs a third of its OS pages' own faults. Only a very large
     // one that is fresh comes in by access: its pages have yet to be cleared, and few may be wanted.
-    static constexpr std::size_t populated_fresh_bytes = std::size_t{4} << 20;
+    static constexpr std::size_t populated_fresh_bytes = std::size_t{32} << 20;
 
     [[nodiscard]] static int protection(access who) noexcept {
         const int readable = who == access::none ? PROT_NONE : PROT_READ;
@@ -152,12 +152,19 @@ private:
             ::madvise(to_pointer(all.va.begin), all.va.bytes, MADV_DONTFORK);
             ::madvise(to_pointer(all.va.begin), all.va.bytes,
                       MADV_HUGEPAGE);  // where the system has them
-            if (!all.backing.zeroed || all.va.bytes <= populated_fresh_bytes) {
-                // Read faults take 16 OS pages at once where they exist, and are writable in a shared mapping.
-                xmm::detail::populate(all.va, all.backing.zeroed ? all.who : access::read);
-            }
+            fill(all);
         }
         return outcome;
+    }
+    static void fill(const run& all) noexcept {
+        if (!all.backing.zeroed) {
+            // Read faults take 16 OS pages at once where they exist, and are writable in a shared mapping.
+            xmm::detail::populate(all.va, access::read);
+        } else if (all.va.bytes <= populated_fresh_bytes && has_write(all.who)) {
+            xmm::detail::populate_huge(all.va);
+        } else if (all.va.bytes <= populated_fresh_bytes) {
+            xmm::detail::populate(all.va, access::read);
+        }
     }
 
     const hole_maker make_hole_;

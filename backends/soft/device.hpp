@@ -36,7 +36,8 @@ struct device_options {
     bool faults = true;                           // false: as a device that dies of a missing page
     bool split_views =
         true;  // false: all accessors of an address see one frame, as on real devices
-    std::size_t granule_bytes = 0;  // 0 is min(32 MiB, 1/16 of bytes)
+    std::size_t granule_bytes =
+        0;  // rounded to a power of two below; 0 is min(32 MiB, 1/16 of bytes)
     node_id nearest_host = any_host;
     std::size_t headroom_bytes =
         0;  // kept free for others (driver::take_bytes); 0: others are not watched
@@ -56,7 +57,7 @@ class device;
 
 class port final : public device_port {
 public:
-    explicit port(device& owner) noexcept : device_{owner} {}
+    port(device& owner, std::size_t node_count) : device_{owner}, debts_(node_count) {}
 
     bool acquire(std::span<device_pin> pins) noexcept override;
     void release(std::span<const device_pin> pins) noexcept override;
@@ -120,14 +121,16 @@ private:
         std::size_t read = 0;
         std::size_t written = 0;
     };
-    std::vector<debt> debts_;
+    std::vector<debt> debts_;  // its size is constant: a kernel's thread allocates nothing
 };
 
 class device {
 public:
-    // index: the device's place among the driver's nodes, hosts first. all: by index, nullptr for hosts.
+    // index: the device's place among the driver's nodes, hosts first, of which there will be node_count.
+    // all: by index, nullptr for hosts.
     device(const device_options& options, node_memory& memory, unsigned index, unsigned units,
-           fault_sinks& sinks, const std::vector<std::unique_ptr<device>>& all)
+           fault_sinks& sinks, const std::vector<std::unique_ptr<device>>& all,
+           std::size_t node_count)
         : options_{options},
           memory_{memory},
           index_{index},
@@ -136,7 +139,7 @@ public:
           in_{options.link_in_bytes_per_second},
           out_{options.link_out_bytes_per_second} {
         for (unsigned i = 0; i < units; ++i) {
-            ports_.push_back(std::make_unique<port>(*this));
+            ports_.push_back(std::make_unique<port>(*this, node_count));
         }
     }
 
@@ -149,7 +152,6 @@ public:
     [[nodiscard]] const page_table& table() const noexcept { return table_; }
     [[nodiscard]] std::span<const std::unique_ptr<port>> ports() const noexcept { return ports_; }
     [[nodiscard]] device* peer(unsigned index) const noexcept { return all_[index].get(); }
-    [[nodiscard]] std::size_t node_count() const noexcept { return all_.size(); }
 
     // relaxed: nothing but the fact itself is read.
     [[nodiscard]] bool is_lost() const noexcept { return is_lost_.load(std::memory_order_relaxed); }
@@ -283,9 +285,6 @@ inline void port::release(std::span<const device_pin> pins) noexcept {
     for (const device_pin& pin : pins) {
         if (pin.tag == device_.index()) {
             continue;
-        }
-        if (debts_.empty()) {
-            debts_.resize(device_.node_count());
         }
         debts_[pin.tag].read += covers(pin.wanted, access::read) ? pin.bytes : 0;
         debts_[pin.tag].written += covers(pin.wanted, access::write) ? pin.bytes : 0;

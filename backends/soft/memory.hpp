@@ -17,6 +17,7 @@
 #include <fcntl.h>
 #include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <xmm/core/lock.hpp>
@@ -122,6 +123,11 @@ private:
     [[nodiscard]] bool map(std::size_t reserve) noexcept {
         if (file_ < 0) {
             file_ = ::memfd_create("xmm-soft", MFD_CLOEXEC);
+        }
+        rlimit largest{};  // a longer file would be a signal rather than an error
+        if (::getrlimit(RLIMIT_FSIZE, &largest) == 0 && largest.rlim_cur < reserve) {
+            errno = EFBIG;
+            return false;
         }
         if (file_ < 0 || ::ftruncate(file_, static_cast<off_t>(reserve)) != 0) {
             return false;

@@ -93,6 +93,7 @@ public:
     struct surroundings {
         void* driver;
         device* (*device_at)(void* driver, address at) noexcept;  // nullptr: host memory
+        bool (*owns)(void* driver, address at) noexcept;          // whether it is a frame's
         void (*await)(void* driver, ticket point) noexcept;       // returns when it is reached
     };
 
@@ -268,6 +269,7 @@ private:
         using enum operation::kind;
         switch (one.what) {
             case zero:
+                make_present(one.to);
                 xmm::detail::populate(one.to, access::read_write);
                 std::memset(to_pointer(one.to.begin), 0, one.to.bytes);
                 return true;
@@ -278,9 +280,17 @@ private:
         }
     }
 
+    // Whole pages of frames that have no memory yet get huge pages: sooner, and for a copy not in the link's time.
+    void make_present(va_range to) const noexcept {
+        if (to.begin % page_bytes == 0 && to.bytes % page_bytes == 0 &&
+            around_.owns(around_.driver, to.begin)) {
+            xmm::detail::populate_huge(to);
+        }
+    }
     void move_bytes(const operation& one) noexcept {
         device* source = around_.device_at(around_.driver, one.from);
         device* target = around_.device_at(around_.driver, one.to.begin);
+        make_present(one.to);
         // Within one device nothing crosses the link.
         lane* out = source != nullptr && source != target ? &source->out() : nullptr;
         lane* in = target != nullptr && source != target ? &target->in() : nullptr;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdio>
 #include <memory>
 #include <span>
@@ -67,7 +68,8 @@ public:
             memories_.push_back(std::make_unique<node_memory>(device_ids[i], devices[i].bytes, -1));
             const auto index = static_cast<unsigned>(host_count_ + i);
             devices_.push_back(std::make_unique<device>(devices[i], *memories_.back(), index,
-                                                        unit_count(devices[i]), sinks_, devices_));
+                                                        unit_count(devices[i]), sinks_, devices_,
+                                                        host_count_ + devices.size()));
         }
         for (const auto& one : devices_) {
             pools_.push_back(one == nullptr ? nullptr : std::make_unique<compute_pool>(*one));
@@ -167,7 +169,7 @@ public:
             }
             slot.generation = slot.generation % 0xfff + 1;
             const queue_id id{(queue_salt_ & 0xfff) << 20 | slot.generation << 8 | i};
-            const queue::surroundings around{this, &device_at, &await};
+            const queue::surroundings around{this, &device_at, &owns_frame, &await};
             if (const status outcome =
                     slot.work.open(id, priority, *on, *pools_[on->index()], around);
                 !outcome) {
@@ -433,7 +435,7 @@ private:
     }
     [[nodiscard]] static std::size_t granule_bytes(const device_options& options) noexcept {
         if (options.granule_bytes != 0) {
-            return options.granule_bytes;
+            return std::max(std::bit_floor(options.granule_bytes), page_bytes);
         }
         std::size_t granule = std::size_t{32} << 20;
         while (granule > page_bytes && granule > options.bytes / 16) {
@@ -454,6 +456,11 @@ private:
     [[nodiscard]] device* find_device(node_id node) const noexcept {
         const std::size_t index = index_of(node);
         return index == memories_.size() ? nullptr : devices_[index].get();
+    }
+    [[nodiscard]] static bool owns_frame(void* self, address at) noexcept {
+        const driver& all = *static_cast<driver*>(self);
+        return std::any_of(all.memories_.begin(), all.memories_.end(),
+                           [&](const auto& one) { return one->contains(at); });
     }
     [[nodiscard]] static device* device_at(void* self, address at) noexcept {
         for (const auto& one : static_cast<driver*>(self)->devices_) {

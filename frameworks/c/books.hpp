@@ -88,7 +88,8 @@ public:
         return fail(errc::unsupported, "this library was built without its CUDA backend");
 #endif
     }
-    // Waits for its work when nobody else has adopted it. busy, and nothing changed: the stream is being captured.
+    // Waits for its work when nobody else has adopted it. Nothing has changed where it cannot say how far it is. busy:
+    // the stream is being captured. no_memory: too much waits in it.
     status forget(void* handle) {
         if (registry::is_forked_child()) {
             return not_here();
@@ -110,7 +111,7 @@ public:
                 return {};
             }
             result<ticket> point = found->second.line->record();
-            if (point.code() == errc::busy) {
+            if (point.code() == errc::busy || point.code() == errc::no_memory) {
                 return point.error();
             }
             outcome = point.error();
@@ -154,6 +155,7 @@ public:
             std::uint64_t epoch;
         };
         thread_local memory last{};
+        // acquire: pairs with the release in take_out_locked.
         const std::uint64_t epoch = epoch_.load(std::memory_order_acquire);
         if (handle != nullptr && (last.handle != handle || last.epoch != epoch)) {
             std::shared_ptr<queue> found = find(handle);
@@ -207,6 +209,7 @@ private:
     };
 
     void* keep_locked(entry one) {
+        xmm::detail::pin_this_object();  // what ends the queue is a function of this library
         void* handle = one.line.get();
         queues_.emplace(handle, std::move(one));
         return handle;
@@ -214,7 +217,7 @@ private:
     std::shared_ptr<queue> take_out_locked(std::unordered_map<void*, entry>::iterator at) {
         std::shared_ptr<queue> leaving = std::move(at->second.line);
         queues_.erase(at);
-        // release: pairs with the acquire in id_of; what threads remember is of no use any more.
+        // release: pairs with the acquires in id_of and ends; what threads remember is of no use any more.
         epoch_.fetch_add(1, std::memory_order_release);
         return leaving;
     }
@@ -275,6 +278,7 @@ public:
         if (tag == 0) {
             return "";
         }
+        // acquire: pairs with the release in find_or_make; the name is complete.
         return tag <= count_.load(std::memory_order_acquire) ? names_[tag - 1].data() : nullptr;
     }
     [[nodiscard]] std::vector<std::string> names() const {

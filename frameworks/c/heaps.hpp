@@ -66,6 +66,7 @@ public:
             return fail(errc::forked, "this is a forked child: the heap is its parent's");
         }
         for (std::size_t i = 0; i < most_kept; ++i) {
+            // acquire: pairs with the release in remember.
             xpu_malloc* one = kept_[i].load(std::memory_order_acquire);
             if (one != nullptr && one->owns(pointer)) {
                 return one;
@@ -86,6 +87,7 @@ private:
     }
     static void remember(int32_t number, xpu_malloc& heap) noexcept {
         if (is_kept(number)) {
+            // release: pairs with the acquires in at and around; the heap is complete.
             kept(number).store(&heap, std::memory_order_release);
         }
     }

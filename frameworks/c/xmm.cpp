@@ -240,20 +240,24 @@ heap_snapshot snapshot_of(xpu_malloc& heap) {
     return taken;
 }
 
-std::vector<heap_snapshot> snapshots_of(space& all, int32_t number) {
-    std::vector<heap_snapshot> taken;
-    if (number != XMM_ALL_DEVICES) {
-        if (result<xpu_malloc*> heap = heap_finder::at(number)) {
+// A device that can have no heap is left out where all are asked for.
+status take_snapshots(space& all, int32_t number, std::vector<heap_snapshot>& taken) {
+    const auto take = [&](int32_t one) -> status {
+        result<xpu_malloc*> heap = heap_finder::at(one);
+        if (heap) {
             taken.push_back(snapshot_of(**heap));
         }
-        return taken;
+        return heap.error();
+    };
+    if (number != XMM_ALL_DEVICES) {
+        return take(number);
     }
     for (const node_id device : all.devices()) {
-        if (result<xpu_malloc*> heap = heap_finder::at(device.value)) {
-            taken.push_back(snapshot_of(**heap));
+        if (const status had = take(device.value); !had && had.code != errc::unsupported) {
+            return had;
         }
     }
-    return taken;
+    return {};
 }
 
 }  // namespace
@@ -658,12 +662,10 @@ xmm_status xmm_export(int32_t node, xmm_export_form form, const char* path) noex
         if (!all) {
             return all.error();
         }
-        if (node != XMM_ALL_DEVICES) {
-            if (result<xpu_malloc*> heap = heap_finder::at(node); !heap) {
-                return heap.error();
-            }
+        std::vector<heap_snapshot> taken;
+        if (const status had = take_snapshots(**all, node, taken); !had) {
+            return had;
         }
-        const std::vector<heap_snapshot> taken = snapshots_of(**all, node);
         error = write_whole_file(path, [&](std::ostream& out) {
             switch (form) {
                 case XMM_RMM_CSV: write_rmm_csv(out, taken[0].trace, taken[0].segments); break;

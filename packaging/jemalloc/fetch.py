@@ -199,6 +199,16 @@ def version_of(source):
     return ".".join(found.groups())
 
 
+def state_of(given):
+    """What shows that a source that was named has changed: when it was written last, and how much there is."""
+    if not given:
+        return []
+    path = pathlib.Path(given).expanduser()
+    files = [one for one in path.rglob("*") if ".git" not in one.relative_to(path).parts] if path.is_dir() else [path]
+    written = [one.lstat() for one in files if one.suffix != ".o" and (one.is_file() or one.is_symlink())]
+    return [max((one.st_mtime_ns for one in written), default=0), len(written), sum(one.st_size for one in written)]
+
+
 def fetched(work, given):
     unpacked = work / "source"
     if given:
@@ -224,14 +234,15 @@ def main(work, given=""):
     work.mkdir(parents=True, exist_ok=True)
     stamp = work / "fetched.json"
     known = json.loads(stamp.read_text(encoding="utf-8")) if stamp.is_file() else {}
-    if known.get("given") == given:
+    state = state_of(given)
+    if known.get("given") == given and known.get("state") == state:
         if "source" in known and pathlib.Path(known["source"]).is_dir():
             print(known["source"], known["version"], sep="\n")
             return 0
         if not given and time.time() - known.get("failed_at", 0) < FAILURE_HOLDS_SECONDS:
             print(known["reason"])
             return 1
-    outcome = {"given": given}
+    outcome = {"given": given, "state": state}
     try:
         for tool in ("make", *(() if given and pathlib.Path(given, "configure").is_file() else ("autoconf",))):
             if shutil.which(tool) is None:
@@ -245,7 +256,7 @@ def main(work, given=""):
         print(failure)
         return 1
     finally:
-        if len(outcome) > 1:
+        if len(outcome) > 2:
             stamp.write_text(json.dumps(outcome), encoding="utf-8")
 
 

@@ -23,10 +23,19 @@ refused("no sanitizer named bogus", "sanitize", "bogus")
 refused("no sanitizer named tests", "sanitize", "tests", "address")
 print("dev: unknown words are refused")
 
+# A compiler that is called through another program: what is missing is that program, not both as one.
+for compiler in ("no-such-launcher g++", "no-such-launcher g++ -isystem no-such-folder"):
+    done = subprocess.run([ROOT / "dev", "test", "--no-install"], env={**os.environ, "CXX": compiler},
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    missing = [line for line in done.stdout.splitlines() if line.startswith("missing: no-such-launcher")]
+    if done.returncode != 2 or len(missing) != 1 or not missing[0].startswith("missing: no-such-launcher ("):
+        raise SystemExit(f"{compiler}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+print("dev: a compiler may be called through another program")
+
 with tempfile.TemporaryDirectory() as folder:
     shutil.copy(ROOT / "dev", folder)
     header = pathlib.Path(folder) / "include" / "one.hpp"
-    for name in ("include", "backends", "tests", "examples", "benchmarks", "tools", "frameworks"):
+    for name in ("include", "backends", "tests", "examples", "benchmarks", "tools", "frameworks", "packaging"):
         (pathlib.Path(folder) / name).mkdir()
     for columns, has_passed in ((120, True), (121, False)):
         header.write_text("// fits\n// ".ljust(columns + 8, "x") + "\n", encoding="ascii")

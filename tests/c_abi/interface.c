@@ -8,6 +8,7 @@
 #include <xmm.h>
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -593,8 +594,39 @@ static void writes_where_it_is_told(const char* folder) {
     CHECK(pthread_join(reader, &got) == 0 && (intptr_t)got > 0);
     CHECK(lstat(pipe, &about) == 0 && S_ISFIFO(about.st_mode));
     CHECK(holds_files(inside, 5)); /* file, later, two links and the pipe */
+    /* A file by the name of an open descriptor: another one in its place would not be open there. */
+    char number[64];
+    const int open_file = open(file, O_WRONLY | O_TRUNC);
+    snprintf(number, sizeof number, "/dev/fd/%d", open_file);
+    CHECK(write(open_file, "mine", 4) == 4);
+    REFUSED(xmm_export(device, XMM_REPLAY_CSV, number), XMM_FAILED);
+    CHECK(write(open_file, "too", 3) == 3 && close(open_file) == 0);
+    CHECK(stat(file, &about) == 0 && about.st_size == 7);
+    CHECK(holds_files(inside, 5));
     CHECK(unlink(file) == 0 && unlink(link) == 0 && unlink(loose) == 0 && unlink(pipe) == 0);
     snprintf(file, sizeof file, "%s/later", inside);
+    CHECK(unlink(file) == 0 && rmdir(inside) == 0);
+}
+
+/* What is written on the way lies beside the file, under a name that others may guess: no link there is followed. */
+static void follows_no_link_beside(const char* folder) {
+    char inside[512], file[600], link[700], victim[600];
+    struct stat about;
+    snprintf(inside, sizeof inside, "%s/links-XXXXXX", folder);
+    CHECK(mkdtemp(inside) != NULL);
+    snprintf(file, sizeof file, "%s/file", inside);
+    snprintf(victim, sizeof victim, "%s/victim", inside);
+    for (int i = 0; i < 200; ++i) {
+        snprintf(link, sizeof link, "%s.part-%d-%d", file, (int)getpid(), i);
+        CHECK(symlink("victim", link) == 0);
+    }
+    CHECK(xmm_export(device, XMM_REPLAY_CSV, file) == XMM_OK);
+    CHECK(lstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0);
+    CHECK(stat(victim, &about) != 0);
+    for (int i = 0; i < 200; ++i) {
+        snprintf(link, sizeof link, "%s.part-%d-%d", file, (int)getpid(), i);
+        CHECK(unlink(link) == 0);
+    }
     CHECK(unlink(file) == 0 && rmdir(inside) == 0);
 }
 
@@ -625,6 +657,7 @@ static void exports(const char* folder) {
     REFUSED(xmm_export(device, XMM_RMM_CSV, "/dev/full"), XMM_FAILED);
     keeps_what_was_there(path);
     writes_where_it_is_told(folder);
+    follows_no_link_beside(folder);
     REFUSED(xmm_trace_start(device, 0), XMM_INVALID_ARGUMENT);
     REFUSED(xmm_trace_start(9999, 10), XMM_UNKNOWN_NODE);
     REFUSED(xmm_trace_stop(9999), XMM_UNKNOWN_NODE);

@@ -15,6 +15,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -91,7 +92,8 @@ void check_description() {
     CHECK(t.about.smallest_frame_bytes % page_bytes == 0);
     CHECK(t.about.smallest_frame_bytes <= t.about.largest_frame_bytes);
     CHECK(t.about.largest_frame_bytes <= largest_frame_bytes);
-    CHECK(t.about.granule_bytes % page_bytes == 0);
+    CHECK(t.about.granule_bytes >= page_bytes);
+    CHECK(std::has_single_bit(t.about.granule_bytes));
     CHECK(t.b.describe(no_node).code() == errc::unknown_node);
     CHECK(t.b.describe(node_id{INT32_MAX}).code() == errc::unknown_node);
     CHECK((!t.about.able.has(ability::device_faults) || t.b.has_device_faults()));

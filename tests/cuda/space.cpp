@@ -329,6 +329,46 @@ TEST_CASE("a user's stream as a queue of the space") {
     CHECK(software->adopt_stream(nullptr).code() == errc::unsupported);
 }
 
+TEST_CASE(
+    "a queue that ends while its stream is being captured leaves its heap's frames to nobody") {
+    if (has_no_cuda()) {
+        return;
+    }
+    rig r;
+    using cuda::CUresult;
+    auto* begin = test::find_in_libcuda<CUresult(cuda::CUstream, cuda::CUstreamCaptureMode)>(
+        "cuStreamBeginCapture_v2");
+    auto* end = test::find_in_libcuda<CUresult(cuda::CUstream, void**)>("cuStreamEndCapture");
+    auto* drop = test::find_in_libcuda<CUresult(void*)>("cuGraphDestroy");
+    if (begin == nullptr || end == nullptr || drop == nullptr) {
+        MESSAGE("skipped: no captures here");
+        return;
+    }
+    queue own = r.make_queue();
+    const cuda::device& on = *r.driver->device_of(own.id());
+    const cuda::current_context here{on.calls(), on.context()};
+    cuda::CUstream users = nullptr;
+    REQUIRE(on.calls().call(&cuda::driver_api::stream_create_with_priority, &users, 1u, 0));
+    xpu_malloc& heap = *r.of.heap(r.device).value();
+    {
+        auto line = r.of.adopt_stream(users);
+        REQUIRE(line);
+        void* block = heap.allocate({.bytes = 20_MiB, .queue = line->id()}).value();
+        REQUIRE(heap.deallocate(block, line->id()));
+        REQUIRE(begin(users, cuda::CU_STREAM_CAPTURE_MODE_RELAXED) == cuda::CUDA_SUCCESS);
+    }
+    // What was enqueued before the capture may use them still.
+    CHECK(heap.allocate({.bytes = 20_MiB, .queue = own.id()}).code() == errc::no_memory);
+    CHECK(heap.trim() == 0);
+    result<void*> small = heap.allocate({.bytes = 4_MiB, .queue = own.id()});
+    REQUIRE(small);
+    CHECK(heap.deallocate(*small, own.id()));
+    void* graph = nullptr;
+    CHECK(end(users, &graph) == cuda::CUDA_SUCCESS);
+    CHECK(drop(graph) == cuda::CUDA_SUCCESS);
+    CHECK(on.calls().call(&cuda::driver_api::stream_destroy, users));
+}
+
 TEST_CASE("a graph is replayed on what was touched, until the safe point") {
     if (has_no_cuda()) {
         return;

@@ -356,6 +356,61 @@ TEST_CASE("heap: a host's is page-locked memory that all reach") {
     CHECK(heap.deallocate(block));
 }
 
+TEST_CASE("heap: a host's block that a queue of another driver uses waits for that queue") {
+    std::unique_ptr<soft::driver> late;  // outlives the space
+    heap_rig r;
+    const node_id id = register_device_node("another driver's");
+    const node_id host = r.host();
+    const soft::device_options card = device_of(16_MiB);
+    soft::driver_options options;
+    options.queue_salt = registry::next_number(number_kind::backend);
+    late = std::make_unique<soft::driver>(std::span{&card, 1}, std::span{&id, 1},
+                                          std::span{&host, 1}, options);
+    REQUIRE(r.of().attach(*late));
+    xpu_malloc& heap = *r.of().heap(r.host()).value();
+    queue other = r.of().make_queue(id).value();
+    for (const bool is_noted : {false, true}) {
+        CAPTURE(is_noted);
+        void* block = heap.allocate({.bytes = 3_MiB}).value();
+        signal_flag may_end;
+        REQUIRE(launch(other, {},
+                       [&](soft::stream& s) { return s.run([&may_end] { may_end.await(); }); }));
+        if (is_noted) {
+            REQUIRE(heap.record_use(block, other.id()));
+        }
+        REQUIRE(heap.deallocate(block, is_noted ? queue_id{} : other.id()));
+        void* next = heap.allocate({.bytes = 3_MiB}).value();
+        CHECK(next != block);
+        may_end.set();
+        REQUIRE(other.synchronize());
+        void* third = heap.allocate({.bytes = 3_MiB}).value();
+        CHECK(third == block);
+        CHECK(heap.deallocate(next));
+        CHECK(heap.deallocate(third));
+        static_cast<void>(heap.trim());
+    }
+}
+
+TEST_CASE("heap: a queue's end waits until it can say that its work is done") {
+    const soft::device_options card = device_of(64_MiB);
+    auto inner = xmm::detail::make_soft_driver({card}, machine_topology());
+    REQUIRE(inner);
+    faulty_backend<soft::driver> driver{**inner};
+    auto made = space::create_on(driver);
+    REQUIRE(made);
+    const node_id device = made->devices()[0];
+    xpu_malloc& heap = *made->heap(device).value();
+    address before = 0;
+    for (int i = 0; i < 2; ++i) {
+        queue line = made->make_queue(device).value();
+        void* block = heap.allocate({.bytes = 3_MiB, .queue = line.id()}).value();
+        CHECK(heap.deallocate(block, line.id()));
+        CHECK((i == 0 || to_address(block) == before));
+        before = to_address(block);
+        driver.plan(op::record, {.fail_at = 1, .fail_count = 5, .code = errc::no_memory});
+    }
+}
+
 TEST_CASE("heap: one for each node, whoever asks; unknown nodes are refused") {
     heap_rig r{{device_of(16_MiB), device_of(16_MiB)}};
     CHECK(&r.heap(0) == &r.heap(0));

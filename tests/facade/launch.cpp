@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/facade/launch.hpp>
+#include <xmm/facade/touch.hpp>
 
 #include "faulty_soft.hpp"
 #include "rig.hpp"
@@ -45,6 +46,28 @@ TEST_CASE("launch: bad ranges are refused before anything runs") {
     CHECK(!r.inspect(data, [](granule& page) { return page.is_used(); }));
     CHECK(code({}) == errc::ok);
     CHECK(ran);
+}
+
+TEST_CASE("launch: a use that neither reads nor writes, or wants more, is refused") {
+    for (const bool faults : {true, false}) {
+        CAPTURE(faults);
+        rig r{{device_of(16_MiB, faults)}};
+        auto* data = r.map(4_MiB);
+        bool ran = false;
+        for (const xmm::access who :
+             {access::none, access::in_place, access::read | access::in_place,
+              access::read_write | access::in_place, static_cast<xmm::access>(8)}) {
+            CAPTURE(static_cast<int>(who));
+            const use wrong{{to_address(data), 4_MiB}, who};
+            CHECK(launch(r.line(), {reads(data, 8), wrong}, [&](soft::stream&) {
+                      ran = true;
+                  }).code() == errc::invalid_argument);
+            CHECK(touch(r.line(), {wrong}).code == errc::invalid_argument);
+        }
+        CHECK(!ran);
+        CHECK(r.state(data) == residency::untouched);
+        CHECK(!r.inspect(data, [](granule& page) { return page.is_used(); }));
+    }
 }
 
 TEST_CASE("launch: another device's own memory is refused before anything runs") {

@@ -39,6 +39,16 @@ struct footprint {
 
 }  // namespace
 
+TEST_CASE("space: software devices whose granule is no power of two") {
+    soft::device_options one = device_of(64_MiB);
+    one.granule_bytes = 3_MiB;
+    rig r{{one}};
+    auto* data = r.map(14_MiB, {});
+    CHECK(r.of().describe(r.device())->granule_bytes == 2_MiB);
+    fill<std::uint64_t>(data, 14_MiB, 1);
+    CHECK(r.count_wrong_on_device<std::uint64_t>(data, 14_MiB, 1) == 0);
+}
+
 TEST_CASE("space: map rounds up, aligns, and names") {
     rig r;
     for (std::size_t bytes : {std::size_t{1}, std::size_t{2}, 2_MiB, 2_MiB + 1, 33_MiB}) {

@@ -49,7 +49,7 @@ struct rig {
     }
     void unmap(region* one) {
         std::erase(regions, one);
-        CHECK(space->claim_for_unmap(one->va.begin) == one);
+        CHECK(*space->claim_for_unmap(one->va.begin) == one);
         space->unmap(*one);
     }
     std::vector<region*> regions;
@@ -191,7 +191,7 @@ TEST_CASE("address_space: declined addresses stay reserved until the search ends
     CHECK((*made)->va.begin == second.lowest);
     CHECK(first.claims.size() == 1);
     CHECK(second.claims.size() == 1);
-    REQUIRE(space.claim_for_unmap((*made)->va.begin) == *made);
+    REQUIRE(*space.claim_for_unmap((*made)->va.begin) == *made);
     space.unmap(**made);
 }
 
@@ -286,15 +286,48 @@ TEST_CASE("address_space: one remover, and only from the start of a region") {
     auto made = r.map(6_MiB);
     REQUIRE(made);
     region* one = *made;
-    CHECK(r.space->claim_for_unmap(one->va.begin + 2_MiB) == nullptr);
-    CHECK(r.space->claim_for_unmap(one->va.begin + 1) == nullptr);
-    CHECK(r.space->claim_for_unmap(one->va.end()) == nullptr);
-    CHECK(r.space->claim_for_unmap(0) == nullptr);
-    CHECK(r.space->claim_for_unmap(one->va.begin) == one);
-    CHECK(r.space->claim_for_unmap(one->va.begin) == nullptr);
+    CHECK(r.space->claim_for_unmap(one->va.begin + 2_MiB).code() == errc::not_mapped);
+    CHECK(r.space->claim_for_unmap(one->va.begin + 1).code() == errc::not_mapped);
+    CHECK(r.space->claim_for_unmap(one->va.end()).code() == errc::not_mapped);
+    CHECK(r.space->claim_for_unmap(0).code() == errc::not_mapped);
+    CHECK(*r.space->claim_for_unmap(one->va.begin) == one);
+    CHECK(r.space->claim_for_unmap(one->va.begin).code() == errc::not_mapped);
     r.space->give_up_unmap(*one);
     r.unmap(one);
-    CHECK(r.space->claim_for_unmap(one->va.begin) == nullptr);
+    CHECK(r.space->claim_for_unmap(one->va.begin).code() == errc::not_mapped);
+}
+
+TEST_CASE("address_space: a driver's granule that is no power of two is rounded to one below") {
+    for (const std::size_t odd : {3_MiB, 2_MiB + 1, 7_MiB, 1_MiB, std::size_t{0}}) {
+        CAPTURE(odd);
+        test::paper_driver driver;
+        driver.ids = {fresh_node()};
+        driver.bytes_each = 1_GiB;
+        driver.granule_bytes = odd;
+        address_space space;
+        REQUIRE(space.attach_host(backend_ref{driver}, fresh_node()));
+        REQUIRE(space.attach_devices(backend_ref{driver}));
+        CHECK(space.default_granule() == (odd == 7_MiB ? 4_MiB : 2_MiB));
+    }
+}
+
+TEST_CASE("address_space: one of the wrong kind is refused and not claimed") {
+    rig r;
+    for (const bool is_arena : {false, true}) {
+        CAPTURE(is_arena);
+        auto made = r.map(6_MiB, {.is_arena = is_arena});
+        REQUIRE(made);
+        const address start = (*made)->va.begin;
+        const region_kind own = is_arena ? region_kind::arena : region_kind::plain;
+        const region_kind other = is_arena ? region_kind::plain : region_kind::arena;
+        CHECK(r.space->claim_for_unmap(start, other).code() == errc::invalid_argument);
+        CHECK(!(*made)->is_leaving);
+        CHECK(*r.space->claim_for_unmap(start, own) == *made);
+        CHECK(r.space->claim_for_unmap(start, other).code() == errc::invalid_argument);
+        CHECK(r.space->claim_for_unmap(start, own).code() == errc::not_mapped);
+        r.space->give_up_unmap(**made);
+        r.unmap(*made);
+    }
 }
 
 TEST_CASE("address_space: with_granule sees only pages of regions that are there") {

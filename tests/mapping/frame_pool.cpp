@@ -147,6 +147,33 @@ TEST_CASE("frame_pool: a driver that has less than the ledger believes gets fram
     CHECK(r.driver.frames.empty());
 }
 
+TEST_CASE("frame_pool: the pools of a node keep together what one may keep") {
+    test::paper_driver driver;
+    ledger book;
+    book.open(64_MiB);
+    frame_pool pools[3];
+    std::vector<frame_record*> taken;
+    for (frame_pool& one : pools) {
+        one.open(backend_ref{driver}, node_id{7}, 0, true, book, 8_MiB);
+        for (int i = 0; i < 4; ++i) {
+            taken.push_back(one.take(2_MiB).value());
+        }
+    }
+    for (std::size_t i = 0; i < taken.size(); ++i) {
+        pools[i / 4].give_back(*taken[i]);
+    }
+    CHECK(book.kept_bytes() == 8_MiB);
+    CHECK(book.used() == 8_MiB);
+    frame_record* one = pools[0].take(2_MiB).value();
+    CHECK(book.kept_bytes() == 6_MiB);
+    pools[0].give_back(*one);
+    for (frame_pool& pool : pools) {
+        pool.trim(0);
+    }
+    CHECK(book.kept_bytes() == 0);
+    CHECK(book.used() == 0);
+}
+
 TEST_CASE("frame_pool: a device that is lost meanwhile costs no more free frames") {
     pool_rig r;
     frame_record* small[3] = {r.take(), r.take(), r.take()};

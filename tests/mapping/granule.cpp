@@ -33,6 +33,15 @@ struct granule_rig {
 
 }  // namespace
 
+TEST_CASE("granule: at the full level a record that is left inconsistent ends the program") {
+    granule_rig r;
+    CHECK(!test::in_child([&] { r.page.check_locked(); }).is_crash());
+    r.page.home = 1;  // without a frame
+    const auto how = test::in_child([&] { r.page.check_locked(); });
+    CHECK(how.is_crash() == checks_full);
+    CHECK(how.says("inconsistent") == checks_full);
+}
+
 TEST_CASE("granule: all who await rest wake when the transit ends") {
     granule_rig r;
     with(r.page.lock, [&] { r.page.begin_transit_locked(false); });

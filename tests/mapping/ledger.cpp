@@ -40,6 +40,27 @@ TEST_CASE("ledger: the budget lowers the limit and never raises it above the cap
     CHECK(book.limit() == 8_MiB);
 }
 
+TEST_CASE("ledger: a limit that changes while somebody reserves lets nobody through") {
+    ledger book;
+    book.open(8_MiB);
+    REQUIRE(book.try_reserve(6_MiB));
+    std::atomic<bool> is_over{false};
+    std::thread other{[&] {
+        while (!is_over.load(std::memory_order_relaxed)) {
+            book.set_capacity(1_MiB);
+            book.set_capacity(8_MiB);
+        }
+    }};
+    int granted = 0;
+    for (int i = 0; i < 3'000'000 && granted == 0; ++i) {
+        granted += book.try_reserve(4_MiB) ? 1 : 0;  // fits under neither
+    }
+    is_over.store(true, std::memory_order_relaxed);
+    other.join();
+    CHECK(granted == 0);
+    CHECK(book.used() == 6_MiB);
+}
+
 TEST_CASE("ledger: threads together never get more than the limit") {
     ledger book;
     book.open(1000);

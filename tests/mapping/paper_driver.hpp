@@ -17,6 +17,7 @@ namespace xmm::test {
 struct paper_driver {
     std::vector<node_id> ids;
     std::size_t bytes_each = std::size_t{64} << 20;
+    std::size_t granule_bytes = std::size_t{32} << 20;
     address next_proposal = address{1} << 40;
     bool is_proposing = true;
     unsigned declines_left = 0;     // of ranges proposed by others
@@ -37,6 +38,7 @@ struct paper_driver {
     result<node_description> describe(node_id) noexcept {
         node_description about;
         about.bytes = bytes_each;
+        about.granule_bytes = granule_bytes;
         about.nearest_host = node_id{0};
         return about;
     }

@@ -10,6 +10,10 @@
 
 #include <doctest/doctest.h>
 
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "child.hpp"
 
 using namespace xmm;
@@ -126,6 +130,40 @@ TEST_CASE("per_thread: threads end while owners are made and destroyed") {
         one.join();
     }
     CHECK(lasting.left == 400);
+}
+
+TEST_CASE("per_thread: in a child of fork no thread's end is told") {
+    // What the leaver says in the child is seen in memory that both have.
+    auto* told = static_cast<std::atomic<int>*>(
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    REQUIRE(told != MAP_FAILED);
+    thread_items items{[](void* self, void*) noexcept { ++*static_cast<std::atomic<int>*>(self); },
+                       told};
+    struct arguments {
+        thread_items* items;
+        pid_t child;
+    } given{&items, -1};
+    pthread_t forking{};
+    REQUIRE(::pthread_create(
+                &forking, nullptr,
+                [](void* data) -> void* {
+                    auto& mine = *static_cast<arguments*>(data);
+                    static_cast<void>(mine.items->set(item(1)));
+                    mine.child = ::fork();
+                    if (mine.child == 0) {
+                        ::alarm(20);
+                        ::pthread_exit(nullptr);  // the child's last thread
+                    }
+                    return nullptr;
+                },
+                &given) == 0);
+    REQUIRE(::pthread_join(forking, nullptr) == 0);
+    REQUIRE(given.child > 0);
+    int how = 0;
+    CHECK(::waitpid(given.child, &how, 0) == given.child);
+    CHECK(how == 0);
+    CHECK(*told == 1);  // the parent's thread
+    ::munmap(told, 4096);
 }
 
 namespace {

@@ -3,11 +3,31 @@
 
 #include <pthread.h>
 
+#include <cstdlib>
+#include <new>
+
 #include "../facade/rig.hpp"
 #include "../mapping/paper_driver.hpp"
 
 using namespace xmm;
 using namespace xmm::test;
+
+namespace {
+
+thread_local bool is_out_of_memory = false;
+
+}  // namespace
+
+// Those of this program, so that a case can have none left.
+void* operator new(std::size_t bytes) {
+    void* made = is_out_of_memory ? nullptr : std::malloc(bytes);
+    if (made == nullptr) {
+        throw std::bad_alloc{};
+    }
+    return made;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -47,7 +67,20 @@ struct watched_paper : paper_driver {
         about->headroom_bytes = 4_MiB;
         return about;
     }
-    result<std::size_t> free_bytes(node_id) noexcept { return bytes_each; }
+    result<std::size_t> free_bytes(node_id) noexcept {
+        ++looks;
+        if (book == nullptr || looks > takes) {
+            return bytes_each - taken;
+        }
+        // Somebody creates a frame just now.
+        taken += 8_MiB;
+        CHECK(book->try_reserve(8_MiB));
+        return bytes_each - taken;
+    }
+    ledger* book = nullptr;
+    unsigned looks = 0;
+    unsigned takes = 0;
+    std::size_t taken = 0;
 };
 
 }  // namespace
@@ -139,4 +172,51 @@ TEST_CASE("budget: where no thread is to be had a device is attached all the sam
     CHECK(r.of().devices().size() == 2);
     CHECK(r.usage(paper.ids[0]).limit == paper.bytes_each - 4_MiB);
     CHECK(r.of().attach(paper).code == errc::busy);
+}
+
+TEST_CASE("budget: what is created while the driver is asked is ours all the same") {
+    watched_paper paper;
+    paper.ids = {register_device_node("paper")};
+    rig r;
+    REQUIRE(r.of().attach(paper));
+    auto& engine = r.of().state().engine;
+    engine.budgets.stop();  // no looks but ours
+    xmm::node& device = *r.of().state().core.find_node(paper.ids[0]);
+    paper.book = device.book;
+    paper.looks = 0;
+    paper.takes = 2;
+    CHECK(engine.budgets.measure(device));
+    CHECK(paper.looks == 3);
+    CHECK(device.book->used() == 16_MiB);
+    CHECK(device.book->capacity() == paper.bytes_each - 4_MiB);
+    // Who creates without pause holds nobody up.
+    paper.looks = 0;
+    paper.takes = 100;
+    paper.bytes_each = 1_GiB;
+    CHECK(engine.budgets.measure(device));
+    CHECK(paper.looks < 10);
+    device.book->release(paper.taken);
+}
+
+TEST_CASE("budget: where a thread's record cannot be had it is as where the thread cannot") {
+    rig r{{device_of(512_MiB)}};
+    auto& engine = r.of().state().engine;
+    xmm::node& device = *r.of().state().core.find_node(r.device());
+    REQUIRE(device.book->try_reserve(400_MiB));
+    device.book->set_budget(2_MiB);
+    is_out_of_memory = true;
+    const bool is_below = engine.frames.shrink_to_limit(device);
+    is_out_of_memory = false;
+    CHECK(!is_below);
+    device.book->release(400_MiB);
+    device.book->set_budget(no_budget);
+
+    shared_rig watched;
+    auto& state = watched.of().state();
+    budget_watch second{state.core, state.engine.frames};
+    is_out_of_memory = true;
+    second.start();
+    is_out_of_memory = false;
+    second.stop();
+    CHECK(watched.usage(watched.device()).limit == 28_MiB);
 }

@@ -177,6 +177,36 @@ TEST_CASE("fault: the mapped policy moves no bytes") {
     CHECK(r.counters(r.device()).bytes_in == 0);
 }
 
+namespace {
+
+// Says when it is being asked, and takes its time.
+struct slow_policy {
+    static const char* name() noexcept { return "slow"; }
+    placement_choice choose(const device_touch&) noexcept {
+        begun.set();
+        nap(100);
+        ended.set();
+        return placement_choice::in_place;
+    }
+    signal_flag begun;
+    signal_flag ended;
+};
+
+}  // namespace
+
+TEST_CASE("fault: a policy that was replaced is asked by nobody any more") {
+    rig r;
+    auto* data = r.map(2_MiB);
+    slow_policy slow;
+    REQUIRE(r.of().set_policy(policy_ref{slow}));
+    std::thread kernel{[&] { r.write_on_device<std::uint64_t>(data, 1); }};
+    REQUIRE(slow.begun.await());
+    REQUIRE(r.of().set_policy("first_touch"));
+    CHECK(slow.ended.is_set());
+    kernel.join();
+    CHECK(r.home(data) == r.host());
+}
+
 TEST_CASE("fault: read-mostly pages are duplicated for readers, a write collapses them") {
     rig r;
     auto* data = r.map(2_MiB, {.granule_bytes = 2_MiB, .is_read_mostly = true});

@@ -44,6 +44,48 @@ TEST_CASE("reclaim: two who lower one budget at once do not stand in each other'
     REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
 }
 
+TEST_CASE("reclaim: several who can win nothing come to an end") {
+    rig r{{device_of(16_MiB)}};
+    auto* data = r.map(16_MiB);
+    auto& engine = r.of().state().engine;
+    xmm::node& device = *r.of().state().core.find_node(r.device());
+    r.fill_on_device<std::uint64_t>(data, 16_MiB, 1);
+    static_cast<void>(r.of().set_budget(r.host(), r.usage(r.host()).used));  // nowhere to go
+    device.book->set_budget(2_MiB);
+    // Each look takes a while, so that they see each other end.
+    struct : frame_lender {
+        std::size_t give_back(std::size_t) noexcept override {
+            nap(1);
+            return 0;
+        }
+    } slow;
+    device.lender.store(&slow, std::memory_order_release);
+    std::atomic<int> ended{0};
+    std::atomic<int> successes{0};
+    std::vector<std::thread> all;
+    for (int i = 0; i < 4; ++i) {
+        all.emplace_back([&] {
+            for (int round = 0; round < 20; ++round) {
+                successes += engine.frames.shrink_to_limit(device) ? 1 : 0;
+            }
+            ++ended;
+        });
+    }
+    for (int i = 0; i < 2500 && ended < 4; ++i) {
+        nap(2);
+    }
+    CHECK(ended == 4);
+    CHECK(successes == 0);
+    CHECK(r.usage(r.device()).used == 16_MiB);
+    REQUIRE(r.of().set_budget(r.host(), SIZE_MAX));  // whoever is left gets what it wants
+    for (std::thread& one : all) {
+        one.join();
+    }
+    device.lender.store(nullptr, std::memory_order_release);
+    REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
+    CHECK(count_wrong<std::uint64_t>(data, 16_MiB, 1) == 0);
+}
+
 TEST_CASE("reclaim: memory that is no frame is charged, and pages make room for it") {
     rig r;
     auto* data = r.map(24_MiB);

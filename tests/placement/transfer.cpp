@@ -167,6 +167,10 @@ TEST_CASE(
     REQUIRE(r.of().copy(host_page + 100, plain, 16));
     CHECK(r.home(device_page) == r.device());
     CHECK(r.home(host_page) == r.host());
+    // Before anybody maps them: nothing takes them for untouched.
+    for (const void* page : {device_page, host_page}) {
+        CHECK(!r.inspect(page, [](granule& one) { return one.home_frame()->backing.zeroed; }));
+    }
     CHECK(r.read_on_device(device_page + 101) == 8);
     CHECK(host_page[100] == 7);
     CHECK(device_page[99] == 0);
@@ -307,6 +311,31 @@ TEST_CASE("transfer: copies that overlap in time do not keep a fault away for ev
     CHECK(plain == 1);
     { const host_access gone = std::move(*held); }
     mover.join();
+}
+
+TEST_CASE("transfer: what the driver refuses in the middle is not taken for a page that is busy") {
+    for (const errc refusal : {errc::busy, errc::no_memory}) {
+        CAPTURE(name_of(refusal));
+        auto inner = xmm::detail::make_soft_driver({device_of(64_MiB)}, machine_topology());
+        REQUIRE(inner);
+        faulty_soft driver{**inner};
+        space made = space::create_on(driver).value();
+        // Two groups of pieces and more.
+        constexpr std::size_t bytes = 40_MiB;
+        auto* data = static_cast<std::uint64_t*>(made.map(bytes, {.granule_bytes = 2_MiB}).value());
+        fill<std::uint64_t>(data, bytes, 1);
+        REQUIRE(made.make_resident(data, bytes, made.devices()[0]));
+        std::vector<std::uint64_t> plain(bytes / 8);
+        driver.fail_next(op::memcpy, refusal);
+        CHECK(made.copy(plain.data(), data, bytes).code == refusal);
+        driver.plan(op::memcpy, {.fail_at = 2, .code = refusal});
+        CHECK(made.copy(plain.data(), data, bytes).code == refusal);
+        CHECK(made.copy(plain.data(), data, bytes));
+        CHECK(count_wrong<std::uint64_t>(plain.data(), bytes, 1) == 0);
+        // Nothing is held any more.
+        CHECK(made.make_resident(data, bytes, any_host));
+        CHECK(made.is_valid());
+    }
 }
 
 namespace {

@@ -103,6 +103,16 @@ def sources():
         equal(list(work.rglob("outside")), [])
         # A folder of it is copied, not built in.
         equal(fetch.fetched(work / "b", where), (str(work / "b/source"), "5.3.1"))
+        # Again when it has changed, and only then.
+        (pathlib.Path(where) / "configure").write_text("")
+        copy = work / "h/source/src/jemalloc.c"
+        for text, copied in ("first", "first"), ("second, and longer", "second, and longer"):
+            (pathlib.Path(where) / "src/jemalloc.c").write_text(text)
+            equal(fetch.main(work / "h", where), 0)
+            equal(copy.read_text(), copied)
+        copy.write_text("built")
+        equal(fetch.main(work / "h", where), 0)
+        equal(copy.read_text(), "built")
 
         tarball(work / "old.tar.bz2", {**files, "j/ChangeLog": "* 5.2.1 (August 5, 2019)\n"})
         refused(lambda: fetch.fetched(work / "c", str(work / "old.tar.bz2")), "too old")

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import pickle
+import resource
 import struct
 import subprocess
 import sys
@@ -155,6 +156,16 @@ def options(folder):
     expect(sorted(map(key, first)) == sorted(map(key, second)), "a made-up load differs when read back")
 
 
+def few_threads(folder):
+    """Where not all threads can be had, the others do the work: a stack here is a third of the addresses."""
+    def limit():
+        resource.setrlimit(resource.RLIMIT_STACK, (4 << 30, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (12 << 30, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    done = subprocess.run([PROGRAM, "form.csv", "--generate", "tiny,steps:7", "--allocators", ",".join(MODELS), "--jobs", "4"], cwd=folder,
+                          preexec_fn=limit, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110)
+    expect(done.returncode == 0 and "form" in done.stdout, "with too few threads", done)
+
+
 def where_it_is_told(folder):
     """A link leads to the file that is written, a file keeps its mode, and a pipe stays one."""
     inside = folder / "kinds"
@@ -220,6 +231,7 @@ with tempfile.TemporaryDirectory() as name:
     three_forms(pathlib.Path(name))
     json_fields(pathlib.Path(name))
     options(pathlib.Path(name))
+    few_threads(pathlib.Path(name))
     where_it_is_told(pathlib.Path(name))
     bad_input(pathlib.Path(name))
 print("xmm-replay: forms, fields, options and errors as they should be")

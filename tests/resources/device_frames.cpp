@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <xmm/resources/device_frames.hpp>
 
+#include <atomic>
+#include <chrono>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -294,6 +297,47 @@ TEST_CASE(
     r.release(r.a, 0, 1);
 }
 
+TEST_CASE("device_frames: a frame that cannot be mapped goes back to its slot, or to the device") {
+    for (const bool is_locked : {false, true}) {
+        CAPTURE(is_locked);
+        rig r{true};
+        REQUIRE(r.acquire(r.a, 0, 1));
+        r.release(r.a, 0, 1);
+        std::atomic<bool> is_held{false};
+        std::atomic<bool> is_over{false};
+        std::thread owner;
+        r.port.during_map = [&] {
+            // Whoever has the lock of the slot's heap may be reading what slots it has.
+            owner = std::thread{[&] {
+                std::lock_guard guard{r.a->user().lock()};
+                is_held = true;
+                while (!is_over) {
+                    std::this_thread::yield();
+                }
+            }};
+            while (!is_held) {
+                std::this_thread::yield();
+            }
+            is_over = !is_locked;
+            if (!is_locked) {
+                owner.join();
+            }
+        };
+        r.port.fail_map_after(1);
+        CHECK_FALSE(r.acquire(r.b, 0, 1));
+        CHECK(r.port.frame_count() == (is_locked ? 0 : 1));
+        CHECK(r.frames.counts().reserved_bytes == (is_locked ? 0 : slot));
+        is_over = true;
+        if (is_locked) {
+            owner.join();
+        }
+        CHECK(r.port.is_backed(rig::part(r.a, 0, 1)) == !is_locked);
+        CHECK(r.frames.is_valid());
+        REQUIRE(r.acquire(r.b, 0, 1));
+        r.release(r.b, 0, 1);
+    }
+}
+
 TEST_CASE("device_frames: trim drops the idle of one tag, and not more than asked") {
     fake_frames port;
     device_frames frames{port};
@@ -354,6 +398,37 @@ TEST_CASE(
     }
     CHECK(real.frame_count() == 0);
     CHECK(real.reservation_count() == 0);
+}
+
+TEST_CASE("device_frames: a mapping that a queue cannot tell about is no reason to ask for ever") {
+    rig r{true};
+    REQUIRE(r.acquire(r.a, 0, 1));
+    r.port.use(rig::part(r.a, 0, 1), {1});
+    r.release(r.a, 0, 1);
+    r.port.fail_with_chance(0, 0, 0, 1000);
+    REQUIRE(r.acquire(r.a, 5, 1));  // the same frame: the queue's own work comes in order
+    CHECK(r.port.frame_count() == 1);
+    CHECK(r.acquire(r.a, 0, 1).code == errc::busy);
+    CHECK(r.frames.is_valid());
+    CHECK(r.port.is_backed(rig::part(r.a, 5, 1)));
+    r.port.fail_with_chance(0, 0, 0, 0);
+    REQUIRE(r.acquire(r.a, 0, 1));
+    r.release(r.a, 0, 1);
+    r.release(r.a, 5, 1);
+}
+
+TEST_CASE("device_frames: a trim does not wait long for a queue that cannot be asked") {
+    rig r;
+    REQUIRE(r.acquire(r.a, 0, 2));
+    r.port.use(rig::part(r.a, 0, 2), {1});
+    r.release(r.a, 0, 2);
+    r.port.fail_with_chance(0, 0, 0, 1000);
+    const auto began = std::chrono::steady_clock::now();
+    CHECK(r.frames.trim(0) == 0);
+    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds{2});
+    CHECK(r.port.frame_count() == 2);
+    r.port.fail_with_chance(0, 0, 0, 0);
+    CHECK(r.frames.trim(0) == 2 * slot);
 }
 
 TEST_CASE("device_frames: no address space is a failure, and nothing is left of it") {

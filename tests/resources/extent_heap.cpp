@@ -241,6 +241,29 @@ TEST_CASE("extent_heap: trim gives empty spans back; trimming the device leaves 
     check_clean(port);
 }
 
+TEST_CASE("extent_heap: trim takes nothing from a queue that cannot say how far it is") {
+    fake_frames port;
+    {
+        device_frames frames{port};
+        extent_heap heap{frames, queue_id{1}};
+        void* block = heap.allocate(6_MiB).value();
+        port.use(heap.find(block), queue_id{1});
+        heap.deallocate(block);
+        port.fail_with_chance(0, 0, 0, 1000);
+        heap.trim();
+        CHECK(port.held_bytes() == 6_MiB);
+        CHECK(port.calls().record < 100);
+        CHECK(heap.is_valid());
+        port.fail_with_chance(0, 0, 0, 0);
+        heap.trim();  // waits
+        CHECK(port.calls().wait == 1);
+        CHECK(port.held_bytes() == 0);
+        CHECK(port.reservation_count() == 0);
+        heap.deallocate(heap.allocate(5_MiB).value());
+    }
+    check_clean(port);
+}
+
 TEST_CASE("extent_heap: slots grow with the peak, and a whole slot's block does not straddle") {
     fake_frames port;
     {

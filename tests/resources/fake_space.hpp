@@ -37,9 +37,22 @@ public:
     // A stream_ref to a queue of this space; synchronising completes the queue.
     [[nodiscard]] stream_ref stream(queue_id queue) noexcept {
         return {queue, this, [](void* self, queue_id which) noexcept -> status {
-                    static_cast<fake_space*>(self)->complete(which);
+                    auto& space = *static_cast<fake_space*>(self);
+                    if (space.is_captured(which)) {
+                        return fail(errc::busy, "the queue is being captured");
+                    }
+                    space.complete(which);
                     return {};
                 }};
+    }
+    // From now on the queue cannot say how far it is, until it is no longer captured.
+    void capture(queue_id queue, bool is_captured = true) {
+        const std::lock_guard guard{mutex_};
+        queues_[queue.value].is_captured = is_captured;
+    }
+    [[nodiscard]] bool is_captured(queue_id queue) {
+        const std::lock_guard guard{mutex_};
+        return queues_[queue.value].is_captured;
     }
     void submit(queue_id queue) {
         const std::lock_guard guard{mutex_};
@@ -87,6 +100,7 @@ private:
     struct queue_state {
         std::uint64_t submitted = 1;
         std::uint64_t done = 1;
+        bool is_captured = false;
     };
 
     result<void*> map(const page_request& request) noexcept {
@@ -170,6 +184,9 @@ private:
                            const std::lock_guard guard{self(s).mutex_};
                            if (queue != queue_a && queue != queue_b) {
                                return fail(errc::invalid_argument, "no such queue");
+                           }
+                           if (self(s).queues_[queue.value].is_captured) {
+                               return fail(errc::busy, "the queue is being captured");
                            }
                            return ticket{queue, self(s).queues_[queue.value].submitted};
                        },

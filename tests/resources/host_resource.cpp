@@ -91,3 +91,19 @@ TEST_CASE("host_resource: given back on a stream, waits for it") {
     host.deallocate(stream, large, 1_MiB);
     CHECK(waits == 2);
 }
+
+TEST_CASE("host_resource: given back on a stream that cannot say how far it is, a block stays") {
+    host_resource host;
+    interleave_resource spread{{}};
+    const stream_ref captured{queue_id{3}, nullptr, [](void*, queue_id) noexcept -> status {
+                                  return fail(errc::busy, "being captured");
+                              }};
+    for (memory_resource* one : std::initializer_list<memory_resource*>{&host, &spread}) {
+        void* block = one->allocate_sync(1_MiB);
+        std::memset(block, 1, 1_MiB);
+        one->deallocate(captured, block, 1_MiB);
+        unsigned char resident = 0;
+        CHECK(::mincore(block, 1, &resident) == 0);
+        one->deallocate_sync(block, 1_MiB);
+    }
+}

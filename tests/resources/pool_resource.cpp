@@ -196,6 +196,35 @@ TEST_CASE("pool_resource: a block given back on a queue waits for it, except for
     }
 }
 
+TEST_CASE("pool_resource: a block given back while its queue cannot say is that queue's alone") {
+    fake_space space{page_bytes};
+    unified_resource unified{space.port()};
+    pool_resource pool{unified};
+    const stream_ref a = space.stream(fake_space::queue_a);
+    const std::size_t bytes = 512_KiB;
+    std::vector<void*> blocks;
+    for (int i = 0; i < 4; ++i) {
+        blocks.push_back(pool.allocate(a, bytes));
+    }
+    space.submit(fake_space::queue_a);
+    space.capture(fake_space::queue_a);
+    pool.deallocate(a, blocks[2], bytes);
+    CHECK_THROWS_AS((void)pool.allocate_sync(bytes), out_of_memory);
+    SUBCASE("the queue has it back") { CHECK(pool.allocate(a, bytes) == blocks[2]); }
+    SUBCASE("others wait for the queue when it can say") {
+        space.capture(fake_space::queue_a, false);
+        CHECK(pool.allocate_sync(bytes) == blocks[2]);
+        CHECK(space.counted().waits == 1);
+    }
+    SUBCASE("of a queue that the upstream does not know it stays, till all goes") {
+        const stream_ref unknown{queue_id{99}, nullptr, [](void*, queue_id) noexcept -> status {
+                                     return fail(errc::busy, "being captured");
+                                 }};
+        pool.deallocate(unknown, blocks[1], bytes);
+        CHECK_THROWS_AS((void)pool.allocate_sync(bytes), out_of_memory);
+    }
+}
+
 TEST_CASE("pool_resource: when memory runs out, queues are waited for before it fails") {
     fake_space space{2 * page_bytes};
     unified_resource unified{space.port()};

@@ -410,6 +410,22 @@ TEST_SUITE("small_blocks") {
         CHECK(blocks->allocated_bytes() == 0);
     }
 
+    TEST_CASE("flush makes no cache for a thread that has none") {
+        device on;
+        const auto blocks = make(on);
+        if (blocks == nullptr) {
+            return;
+        }
+        void* block = blocks->try_allocate(2048, 256);
+        const unsigned before = next_cache_index();
+        std::thread{[&] {
+            blocks->flush();
+            CHECK(xmm::detail::caches_of_this_thread.first == nullptr);
+        }}.join();
+        CHECK(next_cache_index() == before);
+        blocks->deallocate(block);
+    }
+
     TEST_CASE("threads that end while the owner does") {
         for (int round = 0; round < 50; ++round) {
             device on;

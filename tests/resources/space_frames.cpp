@@ -214,3 +214,27 @@ TEST_CASE("space_frames: a slot that a copy to come names is not quiet") {
     r.port.drop(frame, page_bytes);
     r.port.release(r.slots);
 }
+
+TEST_CASE("space_frames: who unmaps a heap's addresses by mistake is no hindrance to the heap") {
+    frames_rig r;
+    std::atomic<address> last{r.slots.begin};
+    std::atomic<bool> is_over{false};
+    std::atomic<int> successes{0};
+    std::thread wrong{[&] {
+        while (!is_over.load(std::memory_order_relaxed)) {
+            void* there = to_pointer(last.load(std::memory_order_relaxed));
+            successes += r.one.unmap(there) ? 1 : 0;
+        }
+    }};
+    r.port.release(r.slots);
+    for (int round = 0; round < 3000; ++round) {
+        const address at = r.port.reserve(8 * page_bytes, page_bytes).value();
+        last.store(at, std::memory_order_relaxed);
+        std::this_thread::yield();
+        r.port.release({at, 8 * page_bytes});
+    }
+    is_over.store(true, std::memory_order_relaxed);
+    wrong.join();
+    CHECK(successes == 0);
+    CHECK(r.one.is_valid());
+}

@@ -145,6 +145,39 @@ TEST_CASE("space_resource: given back on a queue, pages go once the queue has pa
     }
 }
 
+TEST_CASE("space_resource: given back while the queue cannot say, pages stay until it has") {
+    fake_space space;
+    unified_resource unified{space.port()};
+    const stream_ref a = space.stream(fake_space::queue_a);
+    void* block = unified.allocate(a, 100);
+    space.submit(fake_space::queue_a);
+    space.capture(fake_space::queue_a);
+    unified.deallocate(a, block, 100);
+    unified.collect();
+    CHECK(space.live_blocks() == 1);
+    static_cast<char*>(block)[99] = 1;  // work of the queue may still do that
+    space.capture(fake_space::queue_a, false);
+    unified.collect();
+    CHECK(space.live_blocks() == 1);  // known now, and not over
+    SUBCASE("the queue passes") {
+        space.complete(fake_space::queue_a);
+        unified.collect();
+        CHECK(space.live_blocks() == 0);
+        CHECK(space.counted().waits == 0);
+    }
+    SUBCASE("a stream of another space is waited for, or the block stays") {
+        static int asked = 0;
+        asked = 0;
+        const stream_ref other{queue_id{99}, nullptr, [](void*, queue_id) noexcept -> status {
+                                   ++asked;
+                                   return fail(errc::busy, "being captured");
+                               }};
+        unified.deallocate(other, unified.allocate_sync(100), 100);
+        CHECK(asked > 1);
+        CHECK(space.live_blocks() == 2);
+    }
+}
+
 TEST_CASE("space_resource: before a request fails, queues are waited for") {
     fake_space space{4 * page_bytes};
     unified_resource unified{space.port()};

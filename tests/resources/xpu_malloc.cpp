@@ -2,19 +2,25 @@
 #include <xmm/resources/xpu_malloc.hpp>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <random>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 
 #include <xmm/resources/heap_resource.hpp>
 
+#include "../support/sanitizer.hpp"
+
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 using namespace xmm;
 using namespace xmm::literals;
@@ -65,7 +71,7 @@ public:
     status map(address, port_frame, std::size_t) noexcept override { return {}; }
     void unmap(address, port_frame, std::size_t) noexcept override {}
     result<ticket> record(queue_id queue) noexcept override {
-        if (queue.value > 100) {
+        if (queue.value > 100 || (queue.value != 0 && queue.value == gone)) {
             return fail(errc::invalid_argument, "no such queue");
         }
         if (queue.value != 0 && queue.value == captured) {
@@ -74,6 +80,9 @@ public:
         return queue.value == 0 ? ticket{} : ticket{queue, submitted_[queue.value]};
     }
     bool is_done(ticket point) noexcept override {
+        if (has_hook.exchange(false)) {
+            when_asked();
+        }
         return point.value == 0 || done_[point.queue.value] >= point.value;
     }
     status wait(ticket point) noexcept override {
@@ -92,6 +101,13 @@ public:
     }
     std::atomic<int> waits{0};
     std::atomic<std::uint32_t> captured{0};  // a queue
+    std::atomic<std::uint32_t> gone{0};      // a queue
+    void at_next_question(std::function<void()> then) {
+        when_asked = std::move(then);
+        has_hook = true;
+    }
+    std::atomic<bool> has_hook{false};
+    std::function<void()> when_asked;  // before the next answer of is_done
 
 private:
     std::mutex lock_;
@@ -294,6 +310,42 @@ TEST_CASE("xpu_malloc: a resource's block given back on a captured queue goes ba
     }
 }
 
+TEST_CASE("xpu_malloc: a queue that is being captured gets blocks and is lent some") {
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        malloc_rig r;
+        r.paper.captured = second.value;
+        void* own = r.heap.allocate({.bytes = bytes, .queue = second}).value_or(nullptr);
+        CHECK(own != nullptr);
+        void* lent = r.make(bytes);
+        CHECK(r.heap.record_use(lent, second));
+        CHECK(r.heap.record_use(lent, {101}).code == errc::invalid_argument);
+        CHECK(r.heap.deallocate(lent).code == errc::busy);
+        r.paper.captured = 0;
+        CHECK(r.heap.deallocate(lent));
+        r.paper.complete(second);
+        CHECK(r.heap.deallocate(own));
+    }
+}
+
+TEST_CASE("xpu_malloc: a block that is parked already waits for nobody who gives it back again") {
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        malloc_rig r;
+        void* one = r.make(bytes);
+        r.paper.captured = 2;
+        REQUIRE(r.heap.deallocate_when_known(one, second));
+        r.paper.captured = 5;
+        CHECK(r.heap.deallocate_when_known(one, {5}).code == errc::invalid_argument);
+        r.paper.captured = 0;
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::active) == 1);
+        r.paper.complete(second);
+        static_cast<void>(r.heap.trim());
+        CHECK(r.now(heap_metric::active) == 0);
+    }
+}
+
 TEST_CASE("xpu_malloc: bad input is refused and changes nothing") {
     malloc_rig r;
     for (const std::size_t bytes : sizes) {
@@ -316,6 +368,7 @@ TEST_CASE("xpu_malloc: bad input is refused and changes nothing") {
     CHECK(!r.heap.owns(&plain));
     CHECK(r.heap.allocate({.bytes = 1, .alignment = 3}).code() == errc::invalid_argument);
     CHECK(r.heap.allocate({.bytes = 1, .alignment = 0}).code() == errc::invalid_argument);
+    CHECK(r.heap.allocate({.bytes = 1, .alignment = 8_GiB}).code() == errc::invalid_argument);
     CHECK(r.heap.allocate({.bytes = SIZE_MAX}).code() == errc::no_memory);
     CHECK(r.heap.allocate({.bytes = SIZE_MAX / 2}).code() == errc::no_memory);
     CHECK(r.heap.allocate({.bytes = 1, .queue = {101}}).code() == errc::invalid_argument);
@@ -574,6 +627,33 @@ TEST_CASE("xpu_malloc: in need what queues still use is waited for before anybod
     CHECK(r.heap.deallocate(other));
 }
 
+TEST_CASE("xpu_malloc: in need what another thread has just taken is waited for") {
+    malloc_rig r{64_MiB};
+    REQUIRE(r.heap.deallocate(r.make(40_MiB), second));
+    r.paper.complete(second);
+    std::atomic<bool> is_in_hand{false};
+    std::atomic<bool> is_over{false};
+    unsigned asked = 0;
+    r.paper.at_next_question([&] {
+        if (++asked == 1) {
+            r.paper.has_hook = true;  // once more, with the block out of its line
+            return;
+        }
+        is_in_hand = true;
+        for (int ms = 0; ms < 200 && !is_over; ++ms) {
+            std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        }
+    });
+    std::thread other{[&] { static_cast<void>(r.make(100'000, {3})); }};
+    while (!is_in_hand) {
+        std::this_thread::yield();
+    }
+    result<void*> block = r.heap.allocate({.bytes = 50_MiB, .queue = first});
+    is_over = true;
+    other.join();
+    CHECK(block);
+}
+
 TEST_CASE("xpu_malloc: trimmed memory is the device's again") {
     malloc_rig r;
     std::vector<void*> all;
@@ -744,6 +824,58 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("xpu_malloc: of a queue that is gone without a word nothing is taken") {
+    malloc_rig r{64_MiB};
+    REQUIRE(r.heap.deallocate(r.make(40_MiB)));
+    r.paper.gone = first.value;
+    const auto began = std::chrono::steady_clock::now();
+    CHECK(r.heap.allocate({.bytes = 50_MiB, .queue = second}).code() == errc::no_memory);
+    CHECK(r.heap.trim() == 0);
+    CHECK(r.heap.trim(pool_tag{}) == 0);
+    CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds{2});
+    // It is said later.
+    r.paper.complete(first);
+    r.heap.forget(first);
+    CHECK(r.heap.allocate({.bytes = 50_MiB, .queue = second}).has_value());
+}
+
+TEST_CASE("xpu_malloc: a block that was lent to a queue that is gone without a word stays") {
+    for (const std::size_t bytes : sizes) {
+        CAPTURE(bytes);
+        malloc_rig r;
+        void* block = r.make(bytes);
+        REQUIRE(r.heap.record_use(block, second));
+        r.paper.gone = second.value;
+        CHECK(r.heap.deallocate(block).code == errc::busy);
+        CHECK(r.heap.find(block).has_value());
+        CHECK(r.heap.deallocate(block, {5}).code == errc::busy);
+        r.heap.forget(second);
+        CHECK(r.heap.deallocate(block, second));
+        CHECK(r.make(bytes) == block);
+    }
+}
+
+TEST_CASE("xpu_malloc: a child of fork forgets no queue") {
+    if (test::has_sanitizer) {
+        MESSAGE("skipped: jemalloc takes more locks before a fork than the thread sanitizer bears");
+        return;
+    }
+    malloc_rig r;
+    void* awaited = r.make(40'000, {4});
+    REQUIRE(r.heap.record_use(awaited, second));
+    CHECK(r.heap.deallocate(awaited));
+    r.paper.at_next_question([] {});
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        r.heap.forget({4});
+        ::_exit(r.paper.has_hook ? 0 : 1);
+    }
+    int how = -1;
+    CHECK(::waitpid(child, &how, 0) == child);
+    CHECK(how == 0);
+}
+
 TEST_CASE("xpu_malloc: a block of a queue that is over waits for who uses it still") {
     malloc_rig r;
     void* one = r.make(3'000'000);
@@ -754,6 +886,37 @@ TEST_CASE("xpu_malloc: a block of a queue that is over waits for who uses it sti
     CHECK(r.make(3'000'000, {3}) != one);
     r.paper.complete(second);
     CHECK(r.make(3'000'000, {3}) == one);
+}
+
+TEST_CASE("xpu_malloc: addresses that come as the queue ends are its shelf's, and nobody else's") {
+    for (const bool has_other : {false, true}) {
+        for (const std::size_t bytes : {std::size_t{100}, std::size_t{3'000'000}}) {
+            CAPTURE(has_other);
+            CAPTURE(bytes);
+            malloc_rig r;
+            if (has_other) {  // the shelf of no queue
+                CHECK(r.heap.deallocate(r.make(bytes, {})));
+            }
+            // A shelf of the first queue, without addresses for the size.
+            CHECK(r.heap.deallocate(r.make(bytes == 100 ? 3'000'000 : 100)));
+            void* awaited = r.make(40'000, {4});
+            REQUIRE(r.heap.record_use(awaited, second));
+            CHECK(r.heap.deallocate(awaited));
+            r.paper.at_next_question([&] {
+                r.paper.complete(first);
+                r.heap.forget(first);
+            });
+            result<void*> block =
+                r.heap.allocate({.bytes = bytes, .queue = first, .may_make_shelf = false});
+            CHECK(!r.paper.has_hook);
+            REQUIRE(block);
+            // The shelf goes to the next queue, and the block with it.
+            CHECK(r.heap.deallocate(r.make(bytes, {3})));
+            CHECK(r.heap.find(*block)->queue == queue_id{3});
+            CHECK(r.heap.deallocate(*block));
+            CHECK(r.make(bytes, {3}) == *block);
+        }
+    }
 }
 
 TEST_CASE("xpu_malloc: who cannot say that a queue stays makes no shelf for it") {

@@ -20,6 +20,16 @@ XMM_PART_EXPORT int part_is_service_thread() {
     return xmm::fault_trap::is_service_thread() ? 1 : 0;
 }
 
+// With nothing of the registry's in between.
+XMM_PART_EXPORT int part_policy() {
+    xmm::policy_ref found;
+    return xmm::find_stock_policy("mapped", found) ? 1 : 0;
+}
+
+XMM_PART_EXPORT void part_lock(xmm::detail::turn* one) { one->lock(); }
+XMM_PART_EXPORT void part_unlock(xmm::detail::turn* one) { one->unlock(); }
+XMM_PART_EXPORT int part_has_turn(const xmm::detail::turn* one) { return one->is_mine() ? 1 : 0; }
+
 // Used when the process ends, or the shared object is unloaded: the registry must still be there.
 namespace {
 struct at_exit {

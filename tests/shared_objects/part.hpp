@@ -8,6 +8,8 @@
 #include <xmm/os/fault_trap.hpp>
 #include <xmm/os/registry.hpp>
 #include <xmm/os/topology.hpp>
+#include <xmm/os/turn.hpp>
+#include <xmm/placement/policies.hpp>
 
 namespace part {
 

@@ -29,6 +29,10 @@ struct loaded {
     int (*serve_a_page)();
     int (*rearm)();
     int (*is_service_thread)();
+    int (*policy)();
+    void (*lock)(xmm::detail::turn*);
+    void (*unlock)(xmm::detail::turn*);
+    int (*has_turn)(const xmm::detail::turn*);
 
     explicit loaded(const char* from) : handle{::dlopen(from, RTLD_NOW | RTLD_LOCAL)}, path{from} {
         if (handle == nullptr) {
@@ -39,6 +43,10 @@ struct loaded {
         serve_a_page = find<int()>("part_serve_a_page");
         rearm = find<int()>("part_rearm");
         is_service_thread = find<int()>("part_is_service_thread");
+        policy = find<int()>("part_policy");
+        lock = find<void(xmm::detail::turn*)>("part_lock");
+        unlock = find<void(xmm::detail::turn*)>("part_unlock");
+        has_turn = find<int(const xmm::detail::turn*)>("part_has_turn");
     }
     template <class Fn>
     Fn* find(const char* name) const {
@@ -72,7 +80,7 @@ void expect_same(const part::view& a, const part::view& b) {
     EXPECT(a.object->function() == 43);
 }
 
-// Shared objects first; whoever built the objects stays, so they work on.
+// Shared objects first; whoever asked for the objects stays, so they work on.
 void objects_first(const char* one, const char* other) {
     const loaded a{one};
     const part::view by_a = a.view();
@@ -117,6 +125,8 @@ void one_at_a_time(const char* one, const char* other) {
     const loaded b{other};
     expect_same(by_a, b.view());
     b.close();
+    EXPECT(
+        b.is_still_there());  // although it built nothing: it may have left code of its own there
     expect_same(by_a, part::look());
 }
 
@@ -171,6 +181,30 @@ void service_threads(const char* one, const char* other) {
     trap.remove(&context);
 }
 
+// Whose turn it is all agree on, whoever's code took it.
+void turns(const char* one, const char* other) {
+    const loaded a{one};
+    const loaded b{other};
+    static xmm::detail::turn order;
+    a.lock(&order);
+    EXPECT(a.has_turn(&order) == 1 && b.has_turn(&order) == 1 && order.is_mine());
+    std::thread{[&] {
+        EXPECT(a.has_turn(&order) == 0 && b.has_turn(&order) == 0 && !order.is_mine());
+    }}.join();
+    b.unlock(&order);
+    EXPECT(a.has_turn(&order) == 0 && b.has_turn(&order) == 0 && !order.is_mine());
+}
+
+// A space of the program's may have got the policy.
+void left_with_others(const char* one, const char* other) {
+    const loaded a{one};
+    const loaded b{other};
+    EXPECT(a.policy() == 1);
+    a.close();
+    b.close();
+    EXPECT(a.is_still_there());
+}
+
 // Ends with everything loaded, in whatever order the C library takes it down.
 void leave_open(const char* one, const char* other) {
     const loaded a{one};
@@ -186,9 +220,14 @@ struct scenario {
     void (*run)(const char*, const char*);
 };
 const scenario scenarios[] = {
-    {"objects_first", objects_first},     {"program_first", program_first},
-    {"one_at_a_time", one_at_a_time},     {"at_once", at_once},
-    {"service_threads", service_threads}, {"leave_open", leave_open},
+    {"objects_first", objects_first},
+    {"program_first", program_first},
+    {"one_at_a_time", one_at_a_time},
+    {"at_once", at_once},
+    {"service_threads", service_threads},
+    {"leave_open", leave_open},
+    {"turns", turns},
+    {"left_with_others", left_with_others},
 };
 
 }  // namespace

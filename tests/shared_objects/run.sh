@@ -52,7 +52,7 @@ fi
 
 runs=0
 for program in $programs; do
-    for scenario in objects_first program_first one_at_a_time at_once service_threads leave_open; do
+    for scenario in objects_first program_first one_at_a_time at_once service_threads leave_open turns left_with_others; do
         for order in "$work/by_gcc.so $work/by_clang.so" "$work/by_clang.so $work/by_gcc.so"; do
             for conf in userfaultfd:on userfaultfd:off; do
                 # shellcheck disable=SC2086
@@ -64,6 +64,14 @@ for program in $programs; do
     done
 done
 echo "$runs runs, one registry in each"
+
+# One of them makes a heap and is unloaded.
+build "$gcc" "$work/heap_one.so" heap_part.cpp "-shared -fPIC"
+build "$gcc" "$work/heap_two.so" heap_part.cpp "-shared -fPIC"
+build "$gcc" "$work/heap_program" heap_program.cpp
+XMM_CONF=cuda:off,soft_devices:1 timeout 60 "$work/heap_program" "$work/heap_one.so" "$work/heap_two.so" ||
+    fail "the object that made a heap"
+echo "1 run of an object that made a heap"
 
 # Without a dynamic linker. The static C library may be missing; hwloc's usually is, and is not needed.
 if [ -z "$flags" ]; then

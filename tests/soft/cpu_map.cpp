@@ -217,9 +217,9 @@ TEST_CASE("what the CPU enters with its contents costs no fault of the kernel's 
     CHECK(after.ru_minflt - before.ru_minflt < 512);  // of 2048
 }
 
-TEST_CASE("a large fresh frame takes no memory before it is touched") {
+TEST_CASE("a very large fresh frame takes no memory before it is touched") {
     rig r;
-    constexpr std::size_t bytes = 8 * page_bytes;
+    constexpr std::size_t bytes = 32 * page_bytes;
     const va_range range = r.reserve(bytes);
     const frame one = r.create(rig::host, bytes);
     REQUIRE(one.zeroed);

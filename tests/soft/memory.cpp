@@ -116,3 +116,17 @@ TEST_CASE("memory: a driver that found no addresses for a node says so when aske
     });
     CHECK(how.text == "no memory\n");
 }
+
+TEST_CASE(
+    "memory: a limit on the size of files makes the room smaller or is told and sends no signal") {
+    const auto described_under = [](std::size_t most_bytes) {
+        return xmm::test::in_child([=] {
+            const rlimit most{most_bytes, most_bytes};
+            ::setrlimit(RLIMIT_FSIZE, &most);
+            soft::node_memory memory{node_id{1}, 64_MiB, -1};
+            std::printf("%s\n", name_of(memory.create(page_bytes).code()));
+        });
+    };
+    CHECK(described_under(1_GiB).text == "ok\n");
+    CHECK(described_under(1_MiB).text == "no memory\n");
+}

@@ -1,11 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../../backends/soft/device.hpp"
 
+#include <cstdlib>
+#include <new>
+
 #include "../core/child.hpp"
 #include "rig.hpp"
 
 using namespace xmm;
 using namespace xmm::test;
+
+namespace {
+
+thread_local unsigned allocations = 0;  // of this thread
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+    ++allocations;
+    void* made = std::malloc(bytes);
+    if (made == nullptr) {
+        throw std::bad_alloc{};
+    }
+    return made;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 // A kernel writes without pause while its page changes frames. After the old mapping is gone nothing
 // may land in the old frame: its words are read plainly here, so the thread sanitizer watches too.
@@ -208,4 +228,20 @@ TEST_CASE("who waits for seconds until a kernel lets go of its spans says why") 
     r.clear(rig::near, first);
     other.join();
     CHECK(r.driver.wait(*point));
+}
+
+TEST_CASE("a kernel's access over the link allocates nothing") {
+    rig r;
+    const va_range range = r.reserve(page_bytes);
+    r.enter(rig::near, range.begin, r.create(rig::host));
+    const device_view<std::uint64_t> view{pointer<std::uint64_t>(range.begin), page_bytes / 8};
+    unsigned more = 1;
+    auto point = r.stream().run([&more, view] {
+        const unsigned before = allocations;
+        view.store(0, view.load(1) + 1);
+        more = allocations - before;
+    });
+    REQUIRE(point);
+    REQUIRE(r.driver.wait(*point));
+    CHECK(more == 0);
 }

@@ -9,10 +9,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <xmm/resources/frame_port.hpp>
@@ -44,6 +46,9 @@ public:
         std::lock_guard guard{mutex_};
         failing_map_ = calls;
     }
+    // Once, within the next map.
+    std::function<void()> during_map;
+
     void set_device_bytes(std::size_t bytes) {
         std::lock_guard guard{mutex_};
         device_bytes_ = bytes;
@@ -170,6 +175,9 @@ public:
         frames_.erase(at);
     }
     status map(address slot, port_frame one, std::size_t bytes) noexcept override {
+        if (const auto now = std::exchange(during_map, nullptr)) {
+            now();
+        }
         std::lock_guard guard{mutex_};
         ++calls_.map;
         if (fails(map_chance_) || (failing_map_ != 0 && --failing_map_ == 0)) {

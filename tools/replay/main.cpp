@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // main.cpp - xmm-replay: recorded allocations through named allocators.
 //
-// Model    All input is read and checked before anything runs; runs are spread over threads; files are
-//          written at the end, whole or not at all. Exit status: 0 all replayed, 1 an allocator found no
+// Model    All input is read and checked before anything runs or is written: generated traces then, results at the
+//          end, each file whole or not at all. Runs are spread over threads, as many as can be had. Exit status: 0 all replayed, 1 an allocator found no
 //          memory, 2 something that was given cannot be used.
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -127,18 +131,32 @@ void check_sizes(const std::vector<trace>& traces, const replay_backend& on, dou
     }
 }
 
-void save_generated(const options& wanted, const std::vector<trace>& traces) {
+struct text_file {
+    std::string path;
+    std::string text;
+};
+
+// As they are before they are scaled.
+[[nodiscard]] std::vector<text_file> files_to_save(const options& wanted,
+                                                   const std::vector<trace>& traces) {
+    std::vector<text_file> files;
+    for (const trace& one : traces) {
+        if (one.form == "generated" && !wanted.save_folder.empty()) {
+            std::string name = one.name;
+            std::replace(name.begin(), name.end(), ':', '-');
+            files.push_back({(std::filesystem::path{wanted.save_folder} / (name + ".csv")).string(),
+                             trace_as_csv(one)});
+        }
+    }
+    return files;
+}
+void save(const options& wanted, const std::vector<text_file>& files) {
     if (wanted.save_folder.empty()) {
         return;
     }
     demo::make_folder(wanted.save_folder);
-    for (const trace& one : traces) {
-        if (one.form == "generated") {
-            std::string name = one.name;
-            std::replace(name.begin(), name.end(), ':', '-');
-            write_file((std::filesystem::path{wanted.save_folder} / (name + ".csv")).string(),
-                       trace_as_csv(one));
-        }
+    for (const text_file& one : files) {
+        write_file(one.path, one.text);
     }
 }
 
@@ -155,10 +173,16 @@ public:
         std::vector<std::thread> workers;
         const std::size_t count =
             std::min<std::size_t>(real_ != nullptr ? 1 : wanted_.jobs, jobs_.size());
-        for (std::size_t i = 0; i < count; ++i) {
-            workers.emplace_back([this] { work(); });
+        try {
+            for (std::size_t i = 0; i < count; ++i) {
+                workers.emplace_back([this] { work(); });
+            }
+        } catch (const std::system_error&) {
+            if (workers.empty()) {
+                work();  // the others, if there are any, do it
+            }
         }
-        show_progress(count);
+        show_progress(workers.size());
         for (std::thread& one : workers) {
             one.join();
         }
@@ -256,13 +280,14 @@ int run(int count, char** words) {
     const std::unique_ptr<replay_backend> real = open_real_device(wanted);
     const prices list = choose_prices(wanted, real.get());
     std::vector<trace> traces = read_all(wanted);
-    save_generated(wanted, traces);
+    const std::vector<text_file> files = files_to_save(wanted, traces);
     for (trace& one : traces) {
         scale_trace(one, wanted.scale);
     }
     if (real != nullptr) {
         check_sizes(traces, *real, wanted.scale);
     }
+    save(wanted, files);
     if (!xmm_heap::has_jemalloc() && std::find(wanted.allocators.begin(), wanted.allocators.end(),
                                                "xmm") != wanted.allocators.end()) {
         fmt::print(stderr, "xmm-replay: no jemalloc in this build: xmm is as xmm-nojemalloc\n");

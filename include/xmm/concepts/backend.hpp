@@ -52,9 +52,10 @@ struct node_description {
     // 512 MiB are asked for, and frame_create refuses what it cannot make.
     std::size_t smallest_frame_bytes = page_bytes;
     std::size_t largest_frame_bytes = xmm::largest_frame_bytes;
-    std::size_t granule_bytes = std::size_t{32} << 20;  // what regions on it move in, unless told
-    std::uint64_t link_in_bytes_per_second = 0;         // host to device; 0 is unknown or unlimited
-    std::uint64_t link_out_bytes_per_second = 0;        // device to host
+    // What regions on it move in, unless told: a power of two, at least a page.
+    std::size_t granule_bytes = std::size_t{32} << 20;
+    std::uint64_t link_in_bytes_per_second = 0;   // host to device; 0 is unknown or unlimited
+    std::uint64_t link_out_bytes_per_second = 0;  // device to host
     std::uint64_t link_latency_ns = 0;
     node_id nearest_host = any_host;
     std::size_t headroom_bytes = 0;  // that other users of the node should always find free

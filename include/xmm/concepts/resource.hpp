@@ -82,7 +82,9 @@ public:
     [[nodiscard]] constexpr queue_id queue() const noexcept { return queue_; }
     [[nodiscard]] constexpr void* native() const noexcept { return native_; }
 
-    // Returns when all work submitted so far is done; a failure means that the device is lost.
+    // Returns when all work submitted so far is done. device_lost: nothing of it runs any more; so it is, too, when
+    // another library's wait throws. Any other failure says nothing about the work: busy while the stream is being
+    // captured, no_memory while too much waits in it.
     status synchronize() const noexcept { return is_none() ? status{} : wait_(native_, queue_); }
 
 private:

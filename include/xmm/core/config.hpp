@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // config.hpp - version, check levels, assertions.
 //
-// Model    XMM_CHECKS is 0 (off), 1 (fast: assertions and lock ranks) or 2 (full: besides, the loader's own words
-//          on stderr where a shared library is not found). It changes no layout, but functions: one level a
-//          program. Invariants that take a walk are asked for: is_valid(), where a class has it.
+// Model    XMM_CHECKS is 0 (off), 1 (fast: assertions and lock ranks) or 2 (full: besides, the invariants of a page's
+//          record where it was changed, and the loader's own words on stderr where a shared library is not found).
+//          It changes no layout, but functions: one level a program. Invariants that take a walk are asked for:
+//          is_valid(), where a class has it.
 // Failure  A failed assertion prints the reason and the place, then aborts.
 #pragma once
 

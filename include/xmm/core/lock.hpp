@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <mutex>
 
 #include <xmm/core/config.hpp>
@@ -63,6 +64,7 @@ enum class lock_rank : std::uint8_t {
     constexpr const char* names[] = {
         "extent_hooks", "extent_heap",   "device_frames", "address_space", "gate",   "tree", "page",
         "page_list",    "frame_keepers", "frame_pool",    "backend_queue", "ledger", "leaf"};
+    static_assert(std::size(names) == static_cast<unsigned>(lock_rank::leaf) + 1);
     return names[static_cast<unsigned>(rank)];
 }
 

@@ -117,6 +117,10 @@ status call_launcher(queue& line, Fn& fn) {
         return on;
     }
     for (const use& one : uses) {
+        // access::in_place is for faults: no mapping ever covers it.
+        if (one.who == access::none || !covers(access::read_write, one.who)) {
+            return fail(errc::invalid_argument, "a use reads, writes, or both");
+        }
         if (result<va_range> range =
                 state.check_range(to_pointer(one.range.begin), one.range.bytes);
             !range) {

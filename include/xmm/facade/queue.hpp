@@ -6,6 +6,8 @@
 // Failure  After its device is lost, every call answers device_lost.
 #pragma once
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include <xmm/concepts/backend_table.hpp>
@@ -36,10 +38,11 @@ public:
         std::swap(at_end_, taken.at_end_);
         return *this;
     }
-    // Waits for the work in it.
+    // Waits for the work in it. While it is being captured that cannot be: then the heaps are not told that it is over,
+    // and frames that its work may use are taken by nobody.
     ~queue() {
         if (id_.value != 0) {
-            const status ended = synchronize();
+            const status ended = synchronize_in_turn();
             if (ended.code == errc::forked) {
                 return;
             }
@@ -119,6 +122,16 @@ private:
         if (result<ticket> point = driver_.record(id_)) {
             uses_->watch().name(*point);
         }
+    }
+    // Too much may wait in it for one more ticket: some of that will be done soon.
+    status synchronize_in_turn() noexcept {
+        constexpr unsigned patience = 4096;  // milliseconds
+        status outcome = synchronize();
+        for (unsigned tries = 0; outcome.code == errc::no_memory && tries < patience; ++tries) {
+            std::this_thread::sleep_for(std::chrono::milliseconds{1});
+            outcome = synchronize();
+        }
+        return outcome;
     }
     [[nodiscard]] status check() const noexcept {
         if (id_.value == 0) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <xmm/facade/space.hpp>
+#include <xmm/resources/queue_driver.hpp>
 #include <xmm/resources/space_port.hpp>
 
 namespace xmm {
@@ -53,18 +54,9 @@ struct port_functions {
     static result<xpu_malloc*> heap(void* self, node_id node) noexcept {
         return of(self).heap_of(node);
     }
-    // The driver that has the queue: all devices of a space have one, unless more were attached. Any answer but
-    // invalid_argument, a lost device's too, comes from the driver that made it.
     static backend_ref driver_of(void* self, queue_id queue) noexcept {
         address_space& core = of(self).core;
-        const backend_ref first = core.at_slot(core.node_count() - 1).driver;
-        for (unsigned slot = 0; slot < core.node_count(); ++slot) {
-            const backend_ref one = core.at_slot(slot).driver;
-            if (!(one == first) && one.record(queue).code() != errc::invalid_argument) {
-                return one;
-            }
-        }
-        return first;
+        return detail::driver_of(core, queue, core.at_slot(core.node_count() - 1).driver);
     }
 
     static constexpr space_table table() noexcept {

@@ -15,6 +15,7 @@
 #include <xmm/facade/default_devices.hpp>
 #include <xmm/facade/device_heap.hpp>
 #include <xmm/facade/statistics.hpp>
+#include <xmm/os/turn.hpp>
 #include <xmm/placement/engine.hpp>
 
 namespace xmm {
@@ -34,8 +35,8 @@ public:
         }
         for (va_range left = core.next_region(0).va; !left.is_empty();
              left = core.next_region(0).va) {
-            region* leaving = core.claim_for_unmap(left.begin);
-            if (leaving == nullptr || !engine.releases.release(*leaving)) {
+            result<region*> leaving = core.claim_for_unmap(left.begin);
+            if (!leaving || !engine.releases.release(**leaving)) {
                 return false;
             }
         }
@@ -144,6 +145,7 @@ public:
         std::lock_guard guard{heaps_order_};
         std::unique_ptr<device_heap>& one = heaps_[(*at)->slot];
         if (one == nullptr) {
+            detail::pin_this_object();  // the heap's functions are this object's
             one.reset(new (std::nothrow) device_heap{core, engine, **at});
         }
         return one != nullptr ? result<xpu_malloc*>{&one->heap()}
@@ -188,16 +190,8 @@ public:
         if (status alive = check_alive(); !alive) {
             return alive;
         }
-        region* leaving = core.claim_for_unmap(to_address(pointer));
-        if (leaving == nullptr) {
-            return fail(errc::not_mapped, "no region of this space starts there");
-        }
-        if (leaving->hints.is_arena) {
-            core.give_up_unmap(*leaving);
-            return fail(errc::invalid_argument,
-                        "these addresses belong to a heap: free its blocks");
-        }
-        return engine.releases.release(*leaving);
+        result<region*> leaving = core.claim_for_unmap(to_address(pointer), region_kind::plain);
+        return leaving ? engine.releases.release(**leaving) : leaving.error();
     }
     // Both sides were checked. Memory of another space is reached by the CPU, on the calling thread: a queue of
     // this space that waited for the other's fault might, in the end, wait for itself. So no queue comes here.
@@ -258,29 +252,7 @@ public:
     std::atomic<std::uint64_t> copy_failures{0};  // of copies in queue order
     // Taken by launches on devices without faults, before all ranked locks. Knows its holder, since a
     // launch runs the user's function, which might launch.
-    class launch_turn {
-    public:
-        void lock() noexcept {
-            mutex_.lock();
-            holder_.store(&this_thread(), std::memory_order_relaxed);
-        }
-        void unlock() noexcept {
-            holder_.store(nullptr, std::memory_order_relaxed);
-            mutex_.unlock();
-        }
-        // relaxed: what a thread compares with itself, it wrote itself.
-        [[nodiscard]] bool is_mine() const noexcept {
-            return holder_.load(std::memory_order_relaxed) == &this_thread();
-        }
-
-    private:
-        static const char& this_thread() noexcept {
-            static thread_local char one;
-            return one;
-        }
-        std::mutex mutex_;
-        std::atomic<const char*> holder_{nullptr};
-    };
+    using launch_turn = detail::turn;
     launch_turn launch_order;
     std::mutex attach_order;  // taken by attach, before all ranked locks
 

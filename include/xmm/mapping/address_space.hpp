@@ -29,6 +29,9 @@ struct place {
     bool is_any_host = false;
 };
 
+// Who removes a region: the heap whose arena it is, the user, or the end of the space.
+enum class region_kind : std::uint8_t { any, plain, arena };
+
 class address_space {
 public:
     static constexpr unsigned max_backends = 8;
@@ -182,13 +185,14 @@ public:
 
     // ---- regions
 
-    // What regions move in unless told: at most 1/16 of the smallest device's limit.
+    // What regions move in unless told: at most 1/16 of the smallest device's limit. A power of two, whatever the
+    // drivers say.
     [[nodiscard]] std::size_t default_granule() noexcept {
         std::size_t bytes = std::size_t{32} << 20;
         for (unsigned slot = host_count_; slot < node_count(); ++slot) {
             const node& one = nodes_[slot];
-            bytes =
-                std::min({bytes, one.about.granule_bytes, std::bit_floor(one.book->limit() / 16)});
+            bytes = std::min({bytes, std::bit_floor(one.about.granule_bytes),
+                              std::bit_floor(one.book->limit() / 16)});
         }
         return std::max(bytes, page_bytes);
     }
@@ -241,16 +245,28 @@ public:
         map_.drop_region(one);
     }
 
-    // The region that starts at this address, for its one remover: a second call answers null.
-    [[nodiscard]] region* claim_for_unmap(address start) noexcept {
+    // The region that starts at this address, for its one remover: a second call answers not_mapped.
+    // invalid_argument: it is of another kind than was meant; it stays whoever's it is.
+    [[nodiscard]] result<region*> claim_for_unmap(address start,
+                                                  region_kind meant = region_kind::any) noexcept {
+        const status missing = fail(errc::not_mapped, "no region of this space starts there");
         granule* one = map_.find(start);
         if (one == nullptr) {
-            return nullptr;
+            return missing;
         }
         std::lock_guard guard{lock_};
         region* found = with(one->lock, [&] { return one->owner; });
-        if (found == nullptr || found->va.begin != start || found->is_leaving) {
-            return nullptr;
+        if (found == nullptr || found->va.begin != start) {
+            return missing;
+        }
+        // Before it is looked at who else removes it: a heap that does finds it unclaimed.
+        if (meant != region_kind::any && found->hints.is_arena != (meant == region_kind::arena)) {
+            return fail(errc::invalid_argument,
+                        found->hints.is_arena ? "these addresses belong to a heap: free its blocks"
+                                              : "this region is no heap's");
+        }
+        if (found->is_leaving) {
+            return missing;
         }
         found->is_leaving = true;
         return found;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // frame_pool.hpp - the physical frames of one node that back nothing at the moment.
 //
-// Model    A frame freed is kept for the next request of its size, up to `kept_bytes`; a request that the
-//          ledger or the driver refuses drops frames of other sizes first, then those that other pools of the
-//          process keep on the node. Creation is charged to the node's ledger before the driver is asked.
+// Model    A frame freed is kept for the next request of its size, up to `kept_bytes` in all pools of the node
+//          together; a request that the ledger or the driver refuses drops frames of other sizes first, then those
+//          that other pools of the process keep on the node. Creation is charged to the node's ledger before the
+//          driver is asked.
 // Threads  Any. One lock, rank frame_pool, guards the list; it is not held while the driver creates or drops a
 //          frame, so that several threads may do so at once.
 // Failure  take() is all or nothing; it never reclaims: the caller does, and tries again.
@@ -53,16 +54,14 @@ public:
     void give_back(frame_record& record) noexcept {
         XMM_ASSERT(record.owner == nullptr, "a frame in the pool still backs pages");
         record.backing.zeroed = false;
-        bool is_too_much = with(lock_, [&] {
+        with(lock_, [&] {
             free_.push_back(record);
-            free_bytes_ += record.backing.bytes;
-            return free_bytes_ > kept_bytes_;
+            count_free_locked(static_cast<std::ptrdiff_t>(record.backing.bytes));
         });
-        while (is_too_much || book_->used() > book_->limit()) {
+        while (book_->kept_bytes() > kept_bytes_ || book_->used() > book_->limit()) {
             if (!drop_oldest()) {
                 break;
             }
-            is_too_much = free_bytes() > kept_bytes_;
         }
     }
 
@@ -89,9 +88,13 @@ private:
             free_.find_last([&](const frame_record& one) { return one.backing.bytes == bytes; });
         if (kept != nullptr) {
             free_.remove(*kept);
-            free_bytes_ -= bytes;
+            count_free_locked(-static_cast<std::ptrdiff_t>(bytes));
         }
         return kept;
+    }
+    void count_free_locked(std::ptrdiff_t bytes) noexcept {
+        free_bytes_ += static_cast<std::size_t>(bytes);
+        book_->count_kept(bytes);
     }
     // The bytes are reserved.
     result<frame_record*> create(std::size_t bytes) noexcept {
@@ -126,7 +129,9 @@ private:
     bool drop_oldest() noexcept override {
         frame_record* oldest = with(lock_, [&] {
             frame_record* first = free_.pop_front();
-            free_bytes_ -= first != nullptr ? first->backing.bytes : 0;
+            if (first != nullptr) {
+                count_free_locked(-static_cast<std::ptrdiff_t>(first->backing.bytes));
+            }
             return first;
         });
         if (oldest == nullptr) {

@@ -173,6 +173,12 @@ struct granule {
         }
         return false;
     }
+    // At the full level: where somebody has changed the record and is about to leave it to others.
+    void check_locked() const noexcept {
+        if constexpr (checks_full) {
+            XMM_ASSERT(is_valid_locked(), "a page's record was left inconsistent");
+        }
+    }
     [[nodiscard]] bool has_mapping() const noexcept {
         for (access one : mapped) {
             if (one != access::none) {

@@ -78,7 +78,8 @@ public:
     [[nodiscard]] bool try_reserve(std::size_t bytes) noexcept {
         std::size_t seen = used();
         for (;;) {
-            if (bytes > limit() || seen > limit() - bytes) {
+            const std::size_t now = limit();  // once: it may change at any time
+            if (bytes > now || seen > now - bytes) {
                 return false;
             }
             if (used_.compare_exchange_weak(seen, seen + bytes, std::memory_order_relaxed)) {
@@ -88,6 +89,14 @@ public:
         }
     }
     void release(std::size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+    // Of free frames that all keepers have, together. They count what they keep.
+    [[nodiscard]] std::size_t kept_bytes() const noexcept {
+        return kept_.load(std::memory_order_relaxed);
+    }
+    void count_kept(std::ptrdiff_t bytes) noexcept {
+        kept_.fetch_add(static_cast<std::size_t>(bytes), std::memory_order_relaxed);
+    }
 
     void add_keeper(frame_keeper& one) noexcept {
         with(keepers_lock_, [&] { keepers_.push_back(one); });
@@ -119,6 +128,7 @@ private:
     std::atomic<std::size_t> overhead_{0};
     std::atomic<std::size_t> used_{0};
     std::atomic<std::size_t> peak_{0};
+    std::atomic<std::size_t> kept_{0};
     ranked_mutex<lock_rank::frame_keepers> keepers_lock_;
     list<frame_keeper, &frame_keeper::keeper_link> keepers_;  // guarded by keepers_lock_
 };
@@ -126,7 +136,7 @@ private:
 // All ledgers of the process, by node; grows by blocks and never shrinks, since node ids never return.
 class ledger_book {
 public:
-    static constexpr const char* registry_key = "ledger_book/2";
+    static constexpr const char* registry_key = "ledger_book/3";
 
     [[nodiscard]] ledger* find_or_open(node_id node, std::size_t capacity) noexcept {
         const auto index = static_cast<std::size_t>(node.value);

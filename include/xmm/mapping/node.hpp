@@ -72,9 +72,11 @@ struct node {
         nullptr};  // (A)  asked before pages are demoted; null: nobody
     // (A) whose turn it is to fill the quiet queues, in and out: 1 while one mover does.
     std::array<detail::futex_word, 2> quiet_turns{};
-    // (A) reclaims under way, and how many have ended: who finds no victim waits for those of others.
+    // (A) reclaims under way, and how many have ended, and won something: who finds no victim waits for those of
+    // others, and looks again if they won any.
     std::atomic<std::uint32_t> reclaims{0};
     std::atomic<std::uint32_t> reclaims_ended{0};
+    std::atomic<std::uint32_t> reclaims_won{0};
 
     counter faults, faults_coalesced, first_touches, bytes_in, bytes_out, bytes_zeroed,
         mapped_in_place, prefetched_bytes, reclaimed_bytes, copies_dropped, moves_given_up;

@@ -36,6 +36,7 @@ public:
     [[nodiscard]] fault_request& claim() noexcept {
         for (;;) {
             // Read before looking, so that no slot that comes back meanwhile is slept over.
+            // acquire: pairs with the release in give_back; who sees the count sees the slot.
             const std::uint32_t returns = returns_.load(std::memory_order_acquire);
             if (fault_request* one = take(idle, claimed, 0); one != nullptr) {
                 return *one;
@@ -46,17 +47,19 @@ public:
     void post(fault_request& filled) noexcept {
         // release: pairs with the acquire in take.
         filled.state.store(posted, std::memory_order_release);
-        // release: who sees the new count sees the post.
+        // release: pairs with the acquire in next; who sees the new count sees the post.
         posts_.fetch_add(1, std::memory_order_release);
         futex_wake(posts_, 1);
     }
     // The next request, in turn, so that those that come again and again keep nobody waiting; waits for it.
     [[nodiscard]] fault_request& next() noexcept {
         for (;;) {
+            // acquire: pairs with the release in post; read before looking, as in claim.
             const std::uint32_t posts = posts_.load(std::memory_order_acquire);
             // relaxed: any start will do.
             const unsigned first = next_.load(std::memory_order_relaxed);
             if (fault_request* one = take(posted, running, first); one != nullptr) {
+                // relaxed: as above.
                 next_.store(static_cast<unsigned>(one - slots_) + 1, std::memory_order_relaxed);
                 return *one;
             }
@@ -69,6 +72,7 @@ public:
         futex_wake(served.state, 1);
     }
     static void wait_for_answer(fault_request& mine) noexcept {
+        // acquire: pairs with the release in answer.
         for (std::uint32_t seen = 0;
              (seen = mine.state.load(std::memory_order_acquire)) != answered;) {
             futex_wait(mine.state, seen);
@@ -77,6 +81,7 @@ public:
     void give_back(fault_request& done) noexcept {
         // release: pairs with the acquire in take.
         done.state.store(idle, std::memory_order_release);
+        // release: pairs with the acquire in claim.
         returns_.fetch_add(1, std::memory_order_release);
         futex_wake(returns_, 1);
     }
@@ -88,7 +93,7 @@ private:
         for (unsigned i = 0; i < capacity; ++i) {
             fault_request& one = slots_[(first + i) % capacity];
             std::uint32_t expected = from;
-            // relaxed: spares the exchange where it would fail.
+            // relaxed: spares the exchange where it would fail, and that is where it pairs with post or give_back.
             if (one.state.load(std::memory_order_relaxed) == expected &&
                 one.state.compare_exchange_strong(expected, to, std::memory_order_acquire)) {
                 return &one;

@@ -8,7 +8,8 @@
 //          when the table grows: call it with no lock of ours held. `leave` runs on the thread that ends,
 //          under the directory's lock (before all ranked locks): it must not make or destroy an owner.
 // Failure  set() is false without memory, and in a process that has no pthread key left, or had no memory for the
-//          directory when the owner was made. A thread in its last destructors may find nothing any more.
+//          directory when the owner was made. A thread in its last destructors may find nothing any more. In a
+//          child of fork no end is told.
 #pragma once
 
 #include <cstddef>
@@ -148,6 +149,9 @@ private:
     }
 
     static void thread_ends(void* data) noexcept {
+        if (registry::is_forked_child()) {
+            return;  // whoever had the lock is not here, and what the owners have is the parent's
+        }
         auto& all = *static_cast<table*>(data);
         per_thread& directory = registry::object<per_thread>();  // it is there
         if (all.used != 0) {

@@ -71,6 +71,18 @@ inline void pin_this_object() noexcept {
     }
 }
 
+// Hidden, so that each shared object has its own, whatever else it shows.
+[[gnu::visibility("hidden")]] inline std::atomic<bool> is_this_object_kept{false};
+
+// For who leaves code of this shared object, or pointers into it, with an object that others made.
+inline void keep_this_object() noexcept {
+    // relaxed: to pin it twice does no harm.
+    if (!is_this_object_kept.load(std::memory_order_relaxed)) {
+        pin_this_object();
+        is_this_object_kept.store(true, std::memory_order_relaxed);
+    }
+}
+
 // Standard libraries lay out their types differently; objects with such members are shared by one only.
 inline constexpr std::uint32_t registry_object_abi = (XMM_VERSION_MAJOR << 16) |
                                                      (XMM_VERSION_MINOR << 8) |
@@ -168,8 +180,9 @@ public:
 
     // The T of this process, built by its default constructor on first use and never destroyed.
     // T names itself: `static constexpr const char* registry_key = "fault_trap/1"` (at most 39
-    // characters; a new number for a new layout). The shared object whose code builds it stays loaded.
-    // Concurrent first calls build once. Aborts if this name has another size or standard library.
+    // characters; a new number for a new layout). Every shared object that asks for it stays loaded: it may leave
+    // code of its own in there. Concurrent first calls build once. Aborts if this name has another size or
+    // standard library.
     template <class T>
     static T& object() {
         static_assert(std::is_default_constructible_v<T>);
@@ -196,6 +209,7 @@ public:
     // async-signal-safe: the kernel hands a child the marker page wiped.
     static bool is_forked_child() noexcept {
         const registry& r = instance();
+        // relaxed: the kernel wipes it while the child has one thread.
         return r.has_wiped_marker_ ? r.marker()->load(std::memory_order_relaxed) == 0
                                    : r.pid_ != ::getpid();
     }
@@ -227,8 +241,9 @@ private:
     registry() = default;
 
     template <class T>
-    static inline std::atomic<T*> known_object{nullptr};   // one per shared object: a cache
-    static inline std::atomic<registry*> known_{nullptr};  // the same
+    [[gnu::visibility("hidden")]] static inline std::atomic<T*> known_object{
+        nullptr};  // one per shared object: a cache, and who asked through it is kept loaded
+    static inline std::atomic<registry*> known_{nullptr};  // a cache
 
     [[nodiscard]] std::atomic<std::uint32_t>* marker() const noexcept {
         return reinterpret_cast<std::atomic<std::uint32_t>*>(to_address(this) + block_bytes);
@@ -247,6 +262,7 @@ private:
         if (found == nullptr) {
             detail::registry_failed("registry", "no well-known address can be mapped");
         }
+        // release: pairs with the acquire in instance.
         known_.store(found, std::memory_order_release);
         return *found;
     }
@@ -291,6 +307,7 @@ private:
         auto* made = ::new (got) registry;
         made->pid_ = ::getpid();
         made->has_wiped_marker_ = ::madvise(made->marker(), block_bytes, MADV_WIPEONFORK) == 0;
+        // relaxed: the release below publishes it.
         made->marker()->store(1, std::memory_order_relaxed);
         if (&__lsan_register_root_region != nullptr) {
             __lsan_register_root_region(got, bytes);
@@ -305,7 +322,11 @@ private:
         static_assert(sizeof(T) <= 64 << 20);
         T* at = static_cast<T*>(instance().object_of(
             T::registry_key, sizeof(T), [](void* memory) { ::new (memory) T; }, may_fail));
-        known_object<T>.store(at, std::memory_order_release);
+        if (at != nullptr) {
+            detail::keep_this_object();
+            // release: pairs with the acquire in object and try_object.
+            known_object<T>.store(at, std::memory_order_release);
+        }
         return at;
     }
 
@@ -313,7 +334,8 @@ private:
         slot& mine = slot_of(key, bytes);
         for (;;) {
             std::uint32_t seen = unused;
-            // acquire on failure: pairs with the release of `ready`; the object was built before.
+            // acquire: pairs with the releases in build_into. Of `ready`: the object was built before; of `unused`: who
+            // had no memory is out of the slot.
             if (mine.state.compare_exchange_strong(seen, building, std::memory_order_acquire)) {
                 return build_into(mine, build, may_fail) ? mine.object : nullptr;
             }
@@ -343,6 +365,7 @@ private:
 
     // False: no memory, and the next one may try.
     static bool build_into(slot& mine, void (*build)(void*), bool may_fail) {
+        // relaxed, all stores to the two: only compared, by the thread itself and by children of this process.
         mine.builder.store(this_thread(), std::memory_order_relaxed);
         mine.builder_pid.store(::getpid(), std::memory_order_relaxed);
         const std::size_t os_page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -352,7 +375,7 @@ private:
                 detail::registry_failed(mine.key, "no memory");
             }
             mine.builder.store(0, std::memory_order_relaxed);
-            mine.state.store(unused, std::memory_order_release);
+            mine.state.store(unused, std::memory_order_release);  // release: pairs with object_of
             detail::futex_wake_all(mine.state);
             return false;
         }
@@ -364,7 +387,7 @@ private:
         }
         mine.object = memory;
         mine.builder.store(0, std::memory_order_relaxed);
-        mine.state.store(ready, std::memory_order_release);
+        mine.state.store(ready, std::memory_order_release);  // release: pairs with object_of
         detail::futex_wake_all(mine.state);
         return true;
     }
@@ -397,6 +420,7 @@ private:
     // The lock word is the holder's process: a child forked meanwhile takes over what nobody will release.
     void lock_table() noexcept {
         const auto me = static_cast<std::uint32_t>(::getpid());
+        // acquire: pairs with the release in unlock_table.
         for (std::uint32_t holder = 0;
              !table_lock_.compare_exchange_strong(holder, me, std::memory_order_acquire);) {
             if (holder == me) {
@@ -406,7 +430,7 @@ private:
         }
     }
     void unlock_table() noexcept {
-        table_lock_.store(0, std::memory_order_release);
+        table_lock_.store(0, std::memory_order_release);  // release: pairs with lock_table
         detail::futex_wake(table_lock_, 1);
     }
 

@@ -109,6 +109,7 @@ inline status signal_chain::take_front(int signal, handler ours) noexcept {
     if ((front.sa_flags & SA_SIGINFO) != 0 && front.sa_sigaction == ours) {
         return {};
     }
+    // relaxed: written here only, by one caller at a time.
     const unsigned count = count_.load(std::memory_order_relaxed);
     unsigned at = 0;
     while (at < count && earlier_[at].sa_sigaction != front.sa_sigaction) {
@@ -136,6 +137,7 @@ inline status signal_chain::take_front(int signal, handler ours) noexcept {
 inline void signal_chain::call_earlier(int signal, siginfo_t& info, void* context,
                                        bool repeats) noexcept {
     const mark before = mark_of(info);
+    // acquire: pairs with the release in take_front; what is counted is noted.
     const unsigned next = before.magic == mark::right_magic
                               ? static_cast<unsigned>(before.depth)
                               : count_.load(std::memory_order_acquire);

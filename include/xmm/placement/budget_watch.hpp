@@ -11,12 +11,14 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
+#include <xmm/os/registry.hpp>
 #include <xmm/os/signal_mask.hpp>
 #include <xmm/placement/reclaim.hpp>
 
@@ -37,17 +39,19 @@ public:
         if (!measure_all() || thread_.joinable()) {
             return;
         }
+        detail::keep_this_object();  // for the thread
         try {
             const detail::signals_blocked quiet;  // signals belong to the program's own threads
             thread_ = std::thread{[this] { watch(); }};
-        } catch (const std::system_error&) {
+        } catch (const std::exception&) {
             return;  // the devices are attached, and of use without it
         }
     }
     void stop() noexcept {
         {
             std::lock_guard guard{lock_};
-            is_stopping_ = true;
+            // relaxed: under the lock, and by itself for a shrink under way.
+            is_stopping_.store(true, std::memory_order_relaxed);
         }
         bell_.notify_all();
         if (thread_.joinable()) {
@@ -68,14 +72,21 @@ public:
             const std::size_t tables = host_bytes / one.about.host_bytes_per_table_byte;
             one.book->set_overhead(align_up(tables, page_bytes) + page_bytes);
         }
-        // Before the driver is asked: what is created in between then counts as free, and only until the next look.
-        const std::size_t used = one.book->used();
-        if (result<std::size_t> free = one.driver.free_bytes(one.id)) {
-            const std::size_t ours = used + *free;
-            const std::size_t headroom = std::min(one.about.headroom_bytes, one.about.bytes);
-            one.book->set_capacity(
-                std::min(ours > headroom ? ours - headroom : 0, one.about.bytes - headroom));
+        // What is created, or dropped, between the two looks counts neither as ours nor as free, or twice: once more.
+        std::size_t ours = 0;
+        bool is_settled = false;
+        for (unsigned tries = 0; tries < 4 && !is_settled; ++tries) {
+            const std::size_t used = one.book->used();
+            result<std::size_t> free = one.driver.free_bytes(one.id);
+            if (!free) {
+                return true;
+            }
+            ours = used + *free;
+            is_settled = used == one.book->used();
         }
+        const std::size_t headroom = std::min(one.about.headroom_bytes, one.about.bytes);
+        one.book->set_capacity(
+            std::min(ours > headroom ? ours - headroom : 0, one.about.bytes - headroom));
         return true;
     }
 
@@ -89,12 +100,14 @@ private:
     }
     void watch() noexcept {
         std::unique_lock lock{lock_};
-        while (!bell_.wait_for(lock, period, [&] { return is_stopping_; })) {
+        // relaxed: as in stop.
+        while (!bell_.wait_for(lock, period,
+                               [&] { return is_stopping_.load(std::memory_order_relaxed); })) {
             lock.unlock();
             for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
                 node& one = space_.at_slot(slot);
                 if (measure(one) && one.book->used() > one.book->limit()) {
-                    static_cast<void>(frames_.shrink_to_limit(one));
+                    static_cast<void>(frames_.shrink_to_limit(one, &is_stopping_));
                 }
             }
             lock.lock();
@@ -103,10 +116,10 @@ private:
 
     address_space& space_;
     reclaimer& frames_;
-    std::mutex lock_;  // guards is_stopping_
+    std::mutex lock_;  // held where is_stopping_ is set, so that the bell is heard
     std::condition_variable bell_;
     std::thread thread_;
-    bool is_stopping_ = false;
+    std::atomic<bool> is_stopping_{false};  // (A)
 };
 
 }  // namespace xmm

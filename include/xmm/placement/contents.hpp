@@ -167,11 +167,8 @@ private:
         if (from == nullptr && (one.to->backing.zeroed || one.is_overwritten)) {
             return;
         }
-        // A device's own queues carry its traffic, both ways; some device's carry what stays on hosts.
-        const bool is_out = from != nullptr && target.is_host && !from->is_host;
-        node* carrier = is_out           ? &space_.at_slot(from->slot)
-                        : target.is_host ? space_.host_carrier()
-                                         : &target;
+        const bool is_out = leaves_device(from, target);
+        node* carrier = carrier_of(from, target);
         if (carrier == nullptr) {
             bring_on_host(one, from);
             return;
@@ -197,6 +194,15 @@ private:
         chosen.owners[chosen.count++] = &one;
         count_bytes(one, from);
     }
+    static bool leaves_device(const frame_record* from, const node& target) noexcept {
+        return from != nullptr && target.is_host && !from->is_host;
+    }
+    // A device's own queues carry its traffic, both ways; some device's carry what stays on hosts. Null: there is none.
+    node* carrier_of(const frame_record* from, node& target) noexcept {
+        return leaves_device(from, target) ? &space_.at_slot(from->slot)
+               : target.is_host            ? space_.host_carrier()
+                                           : &target;
+    }
     bool is_far(const page_move& one) noexcept {
         const frame_record* from = one.moved->home_frame();
         return from != nullptr &&
@@ -214,10 +220,8 @@ private:
     void add_to_placing_lane(lanes& all, unsigned& lane_count, page_move& one) noexcept {
         frame_record* from = one.moved->home_frame();
         node& target = space_.at_slot(one.to->slot);
-        const bool is_out = from != nullptr && target.is_host && !from->is_host;
-        node* carrier = is_out           ? &space_.at_slot(from->slot)
-                        : target.is_host ? space_.host_carrier()
-                                         : &target;
+        const bool is_out = leaves_device(from, target);
+        node* carrier = carrier_of(from, target);
         if (carrier == nullptr) {
             return;  // from host to host, and no device is left: the page stays on either
         }

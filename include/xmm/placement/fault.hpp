@@ -32,7 +32,7 @@ public:
         set_policy(first);
     }
 
-    // Faults that are being answered keep the policy they have asked.
+    // After return nobody asks the one before any more: it may end. Faults that it has answered go by its answer.
     void set_policy(policy_ref next) noexcept {
         std::lock_guard guard{policy_lock_};
         policy_ = next;
@@ -181,24 +181,15 @@ private:
             page.preferred != no_slot && space_.at_slot(page.preferred).is_host;
         const bool prefers_this = page.preferred == state.from.slot;
         if (state.is_cpu() || prefers_host || state.stays_on_host) {
-            return prefers_host ? page.preferred
-                                : space_.host_near(nearest_device(page, state)).slot;
+            // Host pages go near the device that is likely to use them.
+            return prefers_host     ? page.preferred
+                   : state.is_cpu() ? moves_.host_of(page).slot
+                                    : space_.host_near(state.from).slot;
         }
         if (prefers_this || choose(page, state, true) == placement_choice::on_device) {
             return state.from.slot;
         }
         return space_.host_near(state.from).slot;
-    }
-    // Host pages go near the device that is likely to use them.
-    node& nearest_device(granule& page, attempt& state) noexcept {
-        if (!state.is_cpu()) {
-            return state.from;
-        }
-        if (page.preferred != no_slot) {
-            return space_.at_slot(page.preferred);
-        }
-        const unsigned first_device = space_.host_count();
-        return first_device < space_.node_count() ? space_.at_slot(first_device) : state.from;
     }
 
     step look_at_host_page_locked(granule& page, attempt& state) noexcept {
@@ -312,7 +303,9 @@ private:
 
     placement_choice choose(const granule& page, const attempt& state,
                             bool is_first) const noexcept {
-        return current_policy().choose({state.from.id, state.wanted, page.va.bytes, is_first});
+        // Under the lock, so that the policy is there while it is asked.
+        std::lock_guard guard{policy_lock_};
+        return policy_.choose({state.from.id, state.wanted, page.va.bytes, is_first});
     }
 
     step enter_locked(granule& page, attempt& state, access who) noexcept {

@@ -35,8 +35,11 @@ public:
 
 private:
     result<frame_record*> take_stand_in(node& from, std::size_t bytes) noexcept {
-        if (!from.book->try_reserve(bytes)) {
-            return fail(errc::no_memory, "the node's budget is used up");
+        while (!from.book->try_reserve(bytes)) {
+            // Pools of other spaces may keep frames of a host.
+            if (!from.book->drop_free_frame()) {
+                return fail(errc::no_memory, "the node's budget is used up");
+            }
         }
         frame_record* made = stand_ins_.make();
         if (made == nullptr) {

@@ -67,6 +67,7 @@ public:
             }
         }
         set_home_locked(one, residency_step::collapse, keep);
+        one.check_locked();
         return {};
     }
 
@@ -86,6 +87,7 @@ public:
         if (count_frames(one) == 1) {
             set_home_locked(one, residency_step::collapse, one.home);
         }
+        one.check_locked();
         return {};
     }
 
@@ -155,6 +157,7 @@ private:
         }
         enter_new_mappings(sorted);
         for (page_move* one : sorted) {
+            one->moved->check_locked();
             one->moved->end_transit_locked();
             one->moved->lock.unlock();
         }

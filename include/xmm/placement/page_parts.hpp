@@ -45,12 +45,7 @@ public:
     // The frame that an accessor would map: its own, else a host's that its driver can map.
     [[nodiscard]] frame_record* visible_frame(granule& one, unsigned accessor) noexcept {
         if (accessor == cpu_accessor) {
-            for (unsigned slot = 0; slot < space_.host_count(); ++slot) {
-                if (one.frames[slot] != nullptr) {
-                    return one.frames[slot];
-                }
-            }
-            return nullptr;
+            return space_.frame_at(one, {.is_any_host = true});
         }
         if (one.frames[accessor] != nullptr) {
             return one.frames[accessor];
@@ -96,6 +91,7 @@ public:
         }
         one.home = no_slot;
         one.step_locked(step, to);
+        one.check_locked();
         return {};
     }
 

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include <xmm/concepts/policy.hpp>
+#include <xmm/os/registry.hpp>
 
 namespace xmm {
 
@@ -42,6 +43,7 @@ inline constexpr std::array stock_policy_names{"first_touch", "mapped"};
 
 // False if there is no stock policy of that name.
 [[nodiscard]] inline bool find_stock_policy(const char* name, policy_ref& found) noexcept {
+    detail::keep_this_object();  // they are its own, and the space may be another's
     if (std::strcmp(name, "first_touch") == 0) {
         found = policy_ref{detail::the_first_touch_policy};
         return true;

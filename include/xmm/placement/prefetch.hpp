@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include <xmm/os/registry.hpp>
 #include <xmm/os/signal_mask.hpp>
 #include <xmm/placement/reclaim.hpp>
 
@@ -76,6 +77,7 @@ public:
     // or after stop().
     [[nodiscard]] std::shared_ptr<prefetch_job> start(va_range range, place to) noexcept {
         space_.uses().retire_finished();  // pages of finished kernels may move
+        detail::keep_this_object();       // for the job, and for the threads
         try {
             auto job = std::make_shared<prefetch_job>(range, to, space_.limit_of(to));
             std::lock_guard lock{lock_};

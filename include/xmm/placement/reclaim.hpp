@@ -12,7 +12,8 @@
 #pragma once
 
 #include <array>
-#include <system_error>
+#include <atomic>
+#include <exception>
 #include <thread>
 
 #include <xmm/os/signal_mask.hpp>
@@ -42,7 +43,7 @@ public:
         // frame to and fro for ever.
         for (unsigned attempt = 0; attempt < 64; ++attempt) {
             // acquire: pairs with the release in reclaim; read before the pool is asked.
-            const std::uint32_t ended = from.reclaims_ended.load(std::memory_order_acquire);
+            const std::uint32_t seen = from.reclaims_won.load(std::memory_order_acquire);
             result<frame_record*> taken = moves_.stock().take(from, bytes);
             if (taken || taken.code() != errc::no_memory) {
                 return taken;
@@ -50,7 +51,7 @@ public:
             // Of a small node no large part at once: what came last would go with the rest.
             const std::size_t wanted =
                 std::max(bytes, std::min(batch_bytes, from.book->limit() / 8));
-            if (reclaim(from, wanted) == 0 && !await_others(from, ended)) {
+            if (reclaim(from, wanted) == 0 && !await_others(from, seen)) {
                 break;
             }
         }
@@ -66,13 +67,13 @@ public:
     [[nodiscard]] status reserve(node& from, std::size_t bytes) noexcept {
         for (unsigned attempt = 0; attempt < 64 && bytes <= from.book->limit(); ++attempt) {
             // acquire: as in obtain.
-            const std::uint32_t ended = from.reclaims_ended.load(std::memory_order_acquire);
+            const std::uint32_t seen = from.reclaims_won.load(std::memory_order_acquire);
             do {
                 if (from.book->try_reserve(bytes)) {
                     return {};
                 }
             } while (from.book->drop_free_frame());
-            if (reclaim(from, bytes) == 0 && !await_others(from, ended)) {
+            if (reclaim(from, bytes) == 0 && !await_others(from, seen)) {
                 break;
             }
         }
@@ -127,18 +128,22 @@ public:
 
     // Frees about that many bytes of the node's frames into its pool; returns how many.
     std::size_t reclaim(node& from, std::size_t wanted) noexcept {
-        from.reclaims.fetch_add(1, std::memory_order_relaxed);  // relaxed: see await_others
+        from.reclaims.fetch_add(1, std::memory_order_relaxed);  // relaxed: counted, no more
         const std::size_t won = reclaim_counted(from, wanted);
-        from.reclaims.fetch_sub(1, std::memory_order_relaxed);  // relaxed: released below
-        // release: pairs with the acquire in obtain; the frames won are in the pool.
+        if (won > 0) {
+            // release: pairs with the acquire in obtain; the frames won are in the pool.
+            from.reclaims_won.fetch_add(1, std::memory_order_release);
+        }
+        // release, both: pair with the acquires in await_others, where each is read before the one above it.
+        from.reclaims.fetch_sub(1, std::memory_order_release);
         from.reclaims_ended.fetch_add(1, std::memory_order_release);
         detail::futex_wake(from.reclaims_ended, INT32_MAX);
         return won;
     }
 
     // Brings the node back under its limit after the budget was lowered. False if pinned or used pages
-    // keep it above.
-    bool shrink_to_limit(node& one) noexcept {
+    // keep it above, or if `gives_up` was set meanwhile.
+    bool shrink_to_limit(node& one, const std::atomic<bool>* gives_up = nullptr) noexcept {
         one.pool.trim(0);
         // One batch is copied while others are cleared, mapped and dropped.
         std::array<std::thread, shrinking_threads - 1> others;
@@ -147,13 +152,13 @@ public:
             const detail::signals_blocked quiet;  // signals belong to the program's own threads
             for (std::thread& other : others) {
                 try {
-                    other = std::thread{[&] { static_cast<void>(shrink_alone(one)); }};
-                } catch (const std::system_error&) {
+                    other = std::thread{[&] { static_cast<void>(shrink_alone(one, gives_up)); }};
+                } catch (const std::exception&) {
                     break;  // fewer do as well
                 }
             }
         }
-        const bool is_below = shrink_alone(one);
+        const bool is_below = shrink_alone(one, gives_up);
         bool are_others = false;
         for (std::thread& other : others) {
             if (other.joinable()) {
@@ -161,7 +166,7 @@ public:
                 are_others = true;
             }
         }
-        return is_below || (are_others && shrink_alone(one));
+        return is_below || (are_others && shrink_alone(one, gives_up));
     }
 
     [[nodiscard]] bool can_move_locked(const granule& one) noexcept {
@@ -170,22 +175,33 @@ public:
     }
 
 private:
-    bool shrink_alone(node& one) noexcept {
-        for (;;) {
+    bool shrink_alone(node& one, const std::atomic<bool>* gives_up) noexcept {
+        // What is won may be taken by others before it is dropped: as in obtain, not for ever.
+        std::size_t lowest = SIZE_MAX;
+        for (unsigned attempt = 0; attempt < 64; ++attempt) {
             // acquire: pairs with the release in reclaim; read before the ledger is.
-            const std::uint32_t ended = one.reclaims_ended.load(std::memory_order_acquire);
+            const std::uint32_t seen = one.reclaims_won.load(std::memory_order_acquire);
             const std::size_t used = one.book->used();
             const std::size_t limit = one.book->limit();
             if (used <= limit) {
                 return true;
             }
+            if (used < lowest) {
+                lowest = used;
+                attempt = 0;
+            }
+            // relaxed: nothing else is read by who set it.
+            if (gives_up != nullptr && gives_up->load(std::memory_order_relaxed)) {
+                return false;
+            }
             const std::size_t part =
                 std::max((used - limit) / shrinking_threads, std::min(used - limit, batch_bytes));
-            if (reclaim(one, part) == 0 && !await_others(one, ended)) {
-                return one.book->used() <= one.book->limit();
+            if (reclaim(one, part) == 0 && !await_others(one, seen)) {
+                break;
             }
             one.pool.trim(0);
         }
+        return one.book->used() <= one.book->limit();
     }
 
     std::size_t reclaim_counted(node& from, std::size_t wanted) noexcept {
@@ -208,20 +224,26 @@ private:
         from.reclaimed_bytes.add(won);
         return won;
     }
-    // The last victims may be in others' hands, which is no lack of frames. True: look again.
-    static bool await_others(node& from, std::uint32_t ended) noexcept {
-        // Ours has ended since `ended` was read. Others wait for nobody on this node: they lead to the host.
-        // acquire: pairs with the release in reclaim; who is counted there has left `reclaims`.
-        const std::uint32_t now = from.reclaims_ended.load(std::memory_order_acquire);
-        if (now - ended > 1) {
-            return true;
+    // The last victims may be in others' hands, which is no lack of frames. True: somebody has won some since `seen`
+    // was read, so look again. One that ends with nothing is no reason: two who see each other end would never stop.
+    static bool await_others(node& from, std::uint32_t seen) noexcept {
+        // Ours has ended. Others wait for nobody on this node: they lead to the host. New ones may come as old ones
+        // end, so not for all of them for ever.
+        for (unsigned waits = 0; waits < 64; ++waits) {
+            // acquire, both: pair with the releases in reclaim. One that has ended here has left `reclaims`, and one
+            // that has left `reclaims` is counted below if it won.
+            const std::uint32_t ended = from.reclaims_ended.load(std::memory_order_acquire);
+            const bool are_others = from.reclaims.load(std::memory_order_acquire) != 0;
+            // acquire: as in obtain.
+            if (from.reclaims_won.load(std::memory_order_acquire) != seen) {
+                return true;
+            }
+            if (!are_others) {
+                return false;
+            }
+            detail::futex_wait(from.reclaims_ended, ended);
         }
-        // relaxed: one that is missed here has ended by now, and the caller asks the pool once more.
-        if (from.reclaims.load(std::memory_order_relaxed) == 0) {
-            return false;
-        }
-        detail::futex_wait(from.reclaims_ended, now);
-        return true;
+        return false;
     }
 
     unsigned take_victims(node& from, std::size_t wanted,

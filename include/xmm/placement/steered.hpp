@@ -24,7 +24,8 @@ public:
     explicit steered_pages(address_space& space) noexcept : page_parts{space}, contents_{space} {}
 
     [[nodiscard]] bool is_steering() noexcept { return is_steered(space_.at_slot(cpu_accessor)); }
-    // The host where such a page stays unless it is placed on a device, and which devices reach it on.
+    // The host where a page of the CPU's goes: near the device that is likely to use it. A driver's own pages stay
+    // there unless they are placed on a device, and devices reach them on it.
     [[nodiscard]] node& host_of(const granule& one) noexcept {
         const unsigned first_device = space_.host_count();
         const unsigned near = one.preferred != no_slot             ? one.preferred

@@ -32,28 +32,32 @@ public:
         while (bytes > 0) {
             const std::size_t part =
                 std::min({bytes, until_granule_end(to), until_granule_end(from)});
-            status outcome;
             if (work->count == group_size) {
-                outcome = send(*work);
+                status outcome = send(*work);
                 const status settled = settle(*sent);
                 outcome = outcome ? settled : outcome;
                 std::swap(work, sent);
-            }
-            outcome = outcome ? add(*work, to, from, part) : outcome;
-            if (outcome.code == errc::busy && work->count + sent->count > 0) {
-                // Let go of everything, then wait for the one that is busy.
-                outcome = finish(*work, *sent);
-                if (outcome) {
-                    continue;
+                if (!outcome) {
+                    static_cast<void>(settle(*sent));  // the other has nothing yet
+                    return outcome;
                 }
-            } else if (outcome.code == errc::busy) {
+            }
+            const status added = add(*work, to, from, part);
+            if (added.code == errc::busy && work->count + sent->count > 0) {
+                // Let go of everything, then wait for the one that is busy.
+                if (const status outcome = finish(*work, *sent); !outcome) {
+                    return outcome;
+                }
+                continue;
+            }
+            if (added.code == errc::busy) {
                 await(to, from);
                 work->has_given_way = true;  // once for each piece: the holder may be this thread
                 continue;
             }
-            if (!outcome) {
+            if (!added) {
                 static_cast<void>(finish(*work, *sent));
-                return outcome;
+                return added;
             }
             work->has_given_way = false;
             to += part;
@@ -222,6 +226,9 @@ private:
         page.add_hold_locked();
         wanted.held = &page;
         wanted.on = page.home_frame();
+        if (has_write(who)) {
+            wanted.on->backing.zeroed = false;
+        }
         if (!moves_.is_steering()) {
             wanted.at = wanted.on->backing.standing + (wanted.at - page.va.begin);
         }

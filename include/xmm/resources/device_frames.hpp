@@ -5,7 +5,8 @@
 //          takes the block off, and leaves the frame where it is. While the device holds no more than its
 //          budget - the peak of live bytes and a little slack - a missing frame is created; beyond, the frame
 //          that has been idle longest is taken from its slot, whichever heap's that is. A frame of another
-//          queue is taken only when that queue's work up to the slot's last use is done. On a port that can alias, a
+//          queue is taken only when that queue's work up to the slot's last use is done; of a queue that is gone
+//          before set_queue said that it was over, none is. On a port that can alias, a
 //          frame that was taken stays mapped where it was (stale) until another one is to come there, or it
 //          is dropped: so it comes back without a call of the driver.
 // Threads  Any. Ranges whose slots have frames need the user's lock only. Giving and taking frames is under
@@ -42,7 +43,7 @@ struct device_frames_options {
     // How far above the peak of live bytes frames are created rather than taken; in 1/1024.
     std::uint32_t slack = 7;
     // How often a queue is asked again whose port cannot tell how far it is: a millisecond each but for the first
-    // 64. A span that is given back takes it to be over then.
+    // 64. A span that is given back for good takes it to be over then.
     std::uint32_t patience = 4096;
 };
 
@@ -87,11 +88,15 @@ public:
                                                     std::size_t slot_bytes) noexcept;
     // The same with a user, and so a lock, of the span's own.
     [[nodiscard]] result<slot_span*> reserve(std::size_t bytes, std::size_t slot_bytes,
-                                             queue_id queue, std::uint32_t tag = 0) noexcept;
-    // No block overlaps it any more. Waits for its queue where a frame is still in use; a queue that is over, or that
-    // its port cannot tell about for `patience`, uses nothing.
+                                             queue_id queue, std::uint32_t tag = 0,
+                                             void* owner = nullptr) noexcept;
+    // No block overlaps it any more. Waits for its queue where a frame is still in use; a queue that is over, or gone,
+    // or that its port cannot tell about for `patience`, uses nothing.
     void release_locked(slot_span* span) noexcept;
     void release(slot_span* span) noexcept;
+    // No block overlaps it. Drops its frames, and waits for its queue where one is still in use. False: the port cannot
+    // tell how far the queue is, and some frames are left.
+    [[nodiscard]] bool try_empty_locked(slot_span& span) noexcept;
 
     // Each slot that the range overlaps has a frame until the range is released. Ranges that share a slot are
     // counted; they may not overlap.
@@ -266,8 +271,10 @@ private:
         }
         const bool is_worth_it = job.has_unfinished || job.has_skipped;
         job.until = {};
-        // Who holds no lock can wait for those that do: they may be waiting for a queue.
-        const unsigned most = job.own != nullptr ? most_retries : options_.patience;
+        // Who holds no lock can wait for those that do: they may be waiting for a queue. A queue that cannot be asked
+        // (during a capture, maybe this thread's) is not worth that.
+        const unsigned patience = job.has_skipped ? options_.patience : 2 * most_retries;
+        const unsigned most = job.own != nullptr ? most_retries : patience;
         return is_worth_it && job.retries < most ? outcome::wait : outcome::none;
     }
     // The users count for themselves, so that those who miss no frame share nothing; they are asked when it matters.
@@ -299,6 +306,7 @@ private:
     outcome create_locked(errand& job, std::size_t bytes, port_frame& made) noexcept;
     outcome drop_coldest_locked(errand& job, std::vector<idle_slot>& from) noexcept;
     void take_back_locked(slot_span& span, std::size_t first, std::size_t last) noexcept;
+    bool clear_locked(slot_span& span, ticket& until) noexcept;
     std::size_t trim_where(std::size_t keep_bytes, const std::uint32_t* tag,
                            bool may_wait = true) noexcept;
     status pause(errand& job) noexcept;
@@ -326,6 +334,12 @@ private:
         port_->drop(frame, bytes);
         counts_.reserved_bytes -= bytes;
         ++counts_.dropped;
+    }
+    // Under the user's lock as well.
+    void drop_slot_locked(slot_span& span, std::size_t slot) noexcept {
+        port_->unmap(span.slot_begin(slot), span.frames_[slot], span.slot_bytes());
+        drop_locked(std::exchange(span.frames_[slot], {}), span.slot_bytes());
+        span.clear_mapped(slot);
     }
 
     mutable ranked_mutex<lock_rank::device_frames> lock_;
@@ -393,8 +407,9 @@ inline result<slot_span*> device_frames::reserve_locked(frame_user& user, std::s
 }
 
 inline result<slot_span*> device_frames::reserve(std::size_t bytes, std::size_t slot_bytes,
-                                                 queue_id queue, std::uint32_t tag) noexcept {
-    std::unique_ptr<frame_user> user{new (std::nothrow) frame_user{queue, tag, true}};
+                                                 queue_id queue, std::uint32_t tag,
+                                                 void* owner) noexcept {
+    std::unique_ptr<frame_user> user{new (std::nothrow) frame_user{queue, tag, true, owner}};
     if (!user) {
         return fail(errc::no_memory, "no memory for the records of slots");
     }
@@ -412,26 +427,8 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
     errand job;
     job.own = &user;
     for (bool is_empty = false; !is_empty;) {
-        is_empty = true;
         with(lock_, [&] {
-            user.listed_ = user.stamp_;
-            for (std::size_t slot = 0; slot < span->count_; ++slot) {
-                XMM_ASSERT(!span->has_block(slot), "a span is released with a block in it");
-                if (span->is_stale(slot) && !stale_.end_at(*port_, *span, slot, job.until)) {
-                    is_empty = false;
-                } else if (span->has_frame(slot)) {
-                    const port_frame frame = span->frames_[slot];
-                    if (!user.is_finished(*port_, span->stamp_of(slot), job.until) ||
-                        !stale_.end_of(*port_, frame, job.until)) {
-                        is_empty = false;
-                        continue;
-                    }
-                    port_->unmap(span->slot_begin(slot), frame, span->slot_bytes());
-                    drop_locked(frame, span->slot_bytes());
-                    span->clear_mapped(slot);
-                    span->frames_[slot] = {};
-                }
-            }
+            is_empty = clear_locked(*span, job.until);
             if (is_empty) {
                 note_live_locked(0);  // before the user goes, and its peak with it
                 slot_span** link = &user.spans_;
@@ -449,7 +446,7 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
                 }
             }
         });
-        if (!is_empty && !pause_release(job)) {
+        if (!is_empty && (user.points_.is_lost() || !pause_release(job))) {
             // All that is left is of this queue: a frame goes to another one only when nothing uses it.
             with(lock_, [&] { user.points_.set_reached(user.stamp_); });
         }
@@ -458,6 +455,45 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
         observer_->released(*span);
     }
     port_->release(span->range_);
+}
+
+// What of its frames no work uses. True: none is left, nor a mapping.
+inline bool device_frames::clear_locked(slot_span& span, ticket& until) noexcept {
+    frame_user& user = *span.user_;
+    bool is_empty = true;
+    user.listed_ = user.stamp_;
+    for (std::size_t slot = 0; slot < span.count_; ++slot) {
+        XMM_ASSERT(!span.has_block(slot), "a span is released with a block in it");
+        if (span.is_stale(slot) && !stale_.end_at(*port_, span, slot, until)) {
+            is_empty = false;
+        } else if (span.has_frame(slot)) {
+            if (user.is_finished(*port_, span.stamp_of(slot), until) &&
+                stale_.end_of(*port_, span.frames_[slot], until)) {
+                drop_slot_locked(span, slot);
+            } else {
+                is_empty = false;
+            }
+        }
+    }
+    return is_empty;
+}
+
+inline bool device_frames::try_empty_locked(slot_span& span) noexcept {
+    for (;;) {
+        errand job;
+        job.own = span.user_;
+        if (with(lock_, [&] { return clear_locked(span, job.until); })) {
+            return true;
+        }
+        if (job.until.value == 0) {
+            return false;
+        }
+        if (const status waited = pause(job); is_over(waited.code)) {
+            with(lock_, [&] { span.user_->points_.set_reached(span.user_->stamp_); });
+        } else if (!waited) {
+            return false;
+        }
+    }
 }
 
 inline void device_frames::release(slot_span* span) noexcept {
@@ -509,8 +545,11 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
     if (span.is_stale(slot) && take_again_locked(span, slot, job)) {
         return outcome::done;
     }
-    if (span.is_stale(slot) && !stale_.end_at(*port_, span, slot, job.until)) {
-        return outcome::wait;
+    if (ticket point; span.is_stale(slot) && !stale_.end_at(*port_, span, slot, point)) {
+        note_unfinished(job, point);
+        job.why =
+            fail(errc::busy, "work may use the slot's last mapping, and its queue cannot say");
+        return none_left(job);
     }
     const std::size_t bytes = span.slot_bytes();
     port_frame frame;
@@ -543,12 +582,17 @@ inline device_frames::outcome device_frames::give_one_locked(slot_span& span, st
     }
     if (const status mapped = port_->map(span.slot_begin(slot), frame, bytes); !mapped) {
         job.why = mapped;
-        if (!is_created && from.span->is_stale(from.slot)) {
+        frame_user* const lender = is_created ? nullptr : from.span->user_;
+        const bool is_lent = !is_created && from.span->is_stale(from.slot);
+        if (is_lent && (lender == job.own || lender->lock_.try_lock())) {
             // It is still mapped where it was: there it stays.
             port_->come_back(from.span->slot_begin(from.slot), frame, bytes);
             stale_.take_back();
             from.span->frames_[from.slot] = frame;
             from.span->set_mapped(from.slot);
+            if (lender != job.own) {
+                lender->lock_.unlock();
+            }
         } else {
             // Older mappings of it are of work that is done, or it could not have been taken.
             ticket until;
@@ -677,10 +721,7 @@ inline void device_frames::take_back_locked(slot_span& span, std::size_t first,
                                             std::size_t last) noexcept {
     for (std::size_t slot = first; slot <= last; ++slot) {
         if (span.has_frame(slot) && span.stamps_[slot] == just_created) {
-            port_->unmap(span.slot_begin(slot), span.frames_[slot], span.slot_bytes());
-            drop_locked(span.frames_[slot], span.slot_bytes());
-            span.frames_[slot] = {};
-            span.clear_mapped(slot);
+            drop_slot_locked(span, slot);
         }
     }
 }
@@ -750,7 +791,7 @@ inline void device_frames::list_idle_locked(errand& job) noexcept {
     idle_.clear();
     others_.clear();
     for (frame_user* user = users_; user != nullptr; user = user->next_) {
-        if (job.tag != nullptr && user->tag_ != *job.tag) {
+        if ((job.tag != nullptr && user->tag_ != *job.tag) || user->points_.is_lost()) {
             continue;
         }
         const bool is_own = user == job.own;

@@ -29,6 +29,7 @@ namespace xmm {
 
 struct extent_heap_options {
     std::uint32_t tag = 0;
+    void* owner = nullptr;  // of its spans, for a span_observer
     // A block whose predecessor lived for fewer allocations than this is short-lived; 0: none is.
     std::uint32_t short_life = 80;
     // Slots are of 2, 8 or 64 MiB. Sizes near each other would lose more by making frames anew than they spare in
@@ -45,11 +46,12 @@ struct extent_heap_options {
 class extent_heap {
 public:
     using options = extent_heap_options;
-    static constexpr std::size_t most_bytes = std::size_t{1}
-                                              << 46;  // of a block, and of an alignment
+    static constexpr std::size_t most_bytes = std::size_t{1} << 46;  // of a block
+    // More would cost gigabytes of records of slots that nobody uses.
+    static constexpr std::size_t most_alignment = std::size_t{1} << 32;
 
     explicit extent_heap(device_frames& frames, queue_id queue, options chosen = {}) noexcept
-        : frames_{&frames}, options_{chosen}, user_{queue, chosen.tag} {}
+        : frames_{&frames}, options_{chosen}, user_{queue, chosen.tag, false, chosen.owner} {}
     extent_heap(const extent_heap&) = delete;
     extent_heap& operator=(const extent_heap&) = delete;
     // Blocks that are left go with it.
@@ -60,7 +62,7 @@ public:
     [[nodiscard]] result<void*> allocate(std::size_t bytes,
                                          std::size_t alignment = extent_unit_bytes) noexcept {
         if (bytes == 0 || bytes > most_bytes || !std::has_single_bit(alignment) ||
-            alignment > most_bytes) {
+            alignment > most_alignment) {
             return fail(errc::invalid_argument, "zero bytes, too many, or an odd alignment");
         }
         return with(user_.lock(),
@@ -158,12 +160,13 @@ public:
         }
     }
 
-    // Gives spans without a block back, with their frames. Waits for the queue where that is needed. Frames
-    // that are idle in other spans are the business of device_frames::trim.
+    // Gives spans without a block back, with their frames. Waits for the queue where that is needed; what it cannot
+    // say that it has done with stays. Frames that are idle in other spans are the business of device_frames::trim.
     void trim() noexcept {
         std::lock_guard guard{user_.lock()};
-        release_spans_locked([](const span_chain& chain) {
-            return chain.first->is_free && chain.first->after == nullptr;
+        release_spans_locked([&](const span_chain& chain) {
+            return chain.first->is_free && chain.first->after == nullptr &&
+                   frames_->try_empty_locked(*chain.span);
         });
     }
 
@@ -349,7 +352,8 @@ inline void extent_heap::judge_extent_locked(extent& free, std::size_t bytes, st
 // what it offers is worked out once, until something changes.
 [[gnu::noinline]] inline extent_heap::place extent_heap::offer_of_locked(
     extent& free, std::size_t bytes, std::size_t alignment) const noexcept {
-    // Neither of the two ever falls, so their sum stands for both.
+    // Neither of the two falls while the span is there (another one at its addresses comes with a new count of the
+    // area's), so their sum stands for both. At worst the cost is a guess of before.
     const std::uint64_t version = free.span->version() + areas_[free.area].version;
     const std::size_t hash = free.range.begin / extent_unit_bytes * 0x9e3779b97f4a7c15U;
     offer& last = offers_[hash >> (64 - offer_bits)];

@@ -57,8 +57,9 @@ class extent_hooks final : private jemalloc_hooks {
 public:
     static constexpr std::size_t slot_bytes = page_bytes;
 
-    extent_hooks(Frames& frames, queue_id queue, std::uint32_t tag = 0) noexcept
-        : frames_{frames}, queue_{queue}, tag_{tag} {
+    extent_hooks(Frames& frames, queue_id queue, std::uint32_t tag = 0,
+                 void* owner = nullptr) noexcept
+        : frames_{frames}, queue_{queue}, tag_{tag}, owner_{owner} {
         alloc = &on_alloc;
         dalloc = &on_dalloc;
         destroy = &on_destroy;
@@ -239,7 +240,7 @@ private:
             last_failure_ = fail(errc::no_memory, "the host has no memory for records");
             return nullptr;
         }
-        auto span = frames_.reserve(wanted, slot_bytes, queue_, tag_);
+        auto span = frames_.reserve(wanted, slot_bytes, queue_, tag_, owner_);
         if (!span) {
             last_failure_ = span.error();
             return nullptr;
@@ -350,6 +351,7 @@ private:
     Frames& frames_;           // (C)
     queue_id queue_;           // (L)
     const std::uint32_t tag_;  // (C)
+    void* const owner_;        // (C)
     ranked_mutex<lock_rank::extent_hooks> lock_;
     std::array<reservation, most_reservations>
         reservations_;                       // (L) spans and ranges (C) below count_

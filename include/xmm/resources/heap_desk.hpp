@@ -47,9 +47,10 @@ struct heap_desk {
     }
 
     // The first three and those of the last shelf are read for each cached block.
+    // (A) atomic  (T) the thread that has it; all without a letter are (T)
     heap_statistics::stripe* counts = nullptr;  // null: there was no memory for one
     std::uint64_t epoch = 0;                    // that it has followed
-    std::atomic<std::uint64_t> generation{0};   // of the threads that have had it
+    std::atomic<std::uint64_t> generation{0};   // (A)  of the threads that have had it
     // Where the thread was last: a shelf, its magazine, and the marks of one of the shelf's small spans.
     std::uint64_t last_key = heap_shelf::no_key;
     block_magazine* last_magazine = nullptr;

@@ -56,8 +56,9 @@ private:
         if (registry::is_forked_child()) {
             return;
         }
-        if (stream.queue() == queue_id{}) {
-            (void)stream.synchronize();  // fails on a lost device only, which runs nothing any more
+        if (stream.queue() == queue_id{} && !try_await(stream)) {
+            say_left_alone(pointer);
+            return;
         }
         if (const status outcome = heap_.deallocate_when_known(pointer, stream.queue()); !outcome) {
             std::fprintf(stderr, "xmm: %s: %p is left alone: %s\n", this->name(), pointer,

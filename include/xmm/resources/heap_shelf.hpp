@@ -59,10 +59,10 @@ struct heap_shelf {
         : key{key_of(on, as)},
           tag{as},
           number{its_number},
-          large{frames, on, {.tag = as.value}},
+          large{frames, on, {.tag = as.value, .owner = this}},
           queue_{on.value} {
         if (uses_jemalloc) {
-            if (auto made = small_kind::make(frames, on, as.value)) {
+            if (auto made = small_kind::make(frames, on, as.value, this)) {
                 small = std::move(*made);
             }
         }

@@ -178,26 +178,16 @@ public:
     heap_statistics(const heap_statistics&) = delete;
     heap_statistics& operator=(const heap_statistics&) = delete;
 
-    // A stripe for the calling thread, until it is handed over by detach; null if there is no memory.
+    // A stripe for the calling thread, or for who has it after that; null if there is no memory.
     [[nodiscard]] stripe* try_attach() noexcept {
         return with(lock_, [&]() -> stripe* {
-            if (!idle_.empty()) {
-                stripe* found = idle_.back();
-                idle_.pop_back();
-                return found;
-            }
             try {
-                idle_.reserve(stripes_.size() + 1);  // so that detach never allocates
                 stripes_.emplace_back(new stripe{*this, look_bytes});
                 return stripes_.back().get();
             } catch (const std::bad_alloc&) {
                 return nullptr;
             }
         });
-    }
-    // From the thread that has it or after that thread's end; what it counted stays.
-    void detach(stripe* mine) noexcept {
-        with(lock_, [&] { idle_.push_back(mine); });
     }
     // fn(stripe&) with a stripe that all threads share, one at a time.
     template <class Fn>
@@ -217,17 +207,6 @@ public:
             change_locked(heap_metric::segment, pool, 0, frames);
             change_locked(heap_metric::reserved_bytes, pool, 0, bytes);
         });
-    }
-    // Taken from where one kind of block lay for another kind.
-    void frames_moved(heap_pool from, heap_pool to, std::size_t bytes,
-                      std::size_t frames = 1) noexcept {
-        count(heap_count::frames_moved, frames);
-        if (from != to) {
-            with(lock_, [&] {
-                move_locked(heap_metric::segment, from, to, frames);
-                move_locked(heap_metric::reserved_bytes, from, to, bytes);
-            });
-        }
     }
     void count(heap_count what, std::uint64_t amount = 1) noexcept {
         // relaxed: a number that nothing hangs on.
@@ -356,13 +335,6 @@ private:
             one.note_peak();
         }
     }
-    void move_locked(heap_metric metric, heap_pool from, heap_pool to,
-                     std::uint64_t amount) noexcept {
-        sums_[index(metric)][1 + static_cast<std::size_t>(from)].down += amount;
-        sum& gains = sums_[index(metric)][1 + static_cast<std::size_t>(to)];
-        gains.up += amount;
-        gains.note_peak();
-    }
     void gather_locked() noexcept {
         using reading = stripe::reading;
         std::array<reading, heap_pools> pools{};
@@ -409,7 +381,6 @@ private:
     std::array<std::atomic<std::uint64_t>, heap_counts> counts_{};  // (A)
     ranked_mutex<lock_rank::leaf> lock_;
     std::vector<std::unique_ptr<stripe>> stripes_;                      // (L)
-    std::vector<stripe*> idle_;                                         // (L) room for all stripes
     std::array<std::array<sum, 1 + heap_pools>, heap_metrics> sums_{};  // (L) all, small, large
     std::array<std::uint64_t, heap_counts> counts_base_{};              // (L)
     ranked_mutex<lock_rank::leaf> shared_lock_;

@@ -114,7 +114,10 @@ private:
     }
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t bytes,
                           std::size_t alignment) noexcept override {
-        (void)stream.synchronize();  // copies on the stream may still read the block
+        if (!try_await(stream)) {  // copies on the stream may still read the block
+            say_left_alone(pointer);
+            return;
+        }
         if (is_mapped(bytes, alignment)) {
             detail::unmap_plain(pointer, bytes);
         } else {
@@ -153,7 +156,10 @@ private:
     }
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t bytes,
                           std::size_t) noexcept override {
-        (void)stream.synchronize();
+        if (!try_await(stream)) {
+            say_left_alone(pointer);
+            return;
+        }
         detail::unmap_plain(pointer, bytes);
     }
     bool do_is_equal_to(const resource_base& other) const noexcept override {

@@ -8,17 +8,22 @@
 //          back. Alignment: any power of two; device-only memory is at least 256-aligned.
 // Threads  As the derived class says; the stock ones: any.
 // Failure  allocate throws xmm::out_of_memory, or std::invalid_argument if the alignment is no power of
-//          two; nothing is changed then. Everything else is noexcept.
+//          two; nothing is changed then. Everything else is noexcept. A block given back on a stream that cannot say
+//          how far it is (see stream_ref::synchronize) is kept until it can, or for good, with a line on stderr.
 #pragma once
 
 #include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <limits>
 #include <memory_resource>
 #include <stdexcept>
+#include <thread>
 
 #include <xmm/concepts/resource.hpp>
+#include <xmm/resources/frame_port.hpp>
 #include <xmm/resources/out_of_memory.hpp>
 #include <xmm/resources/space_port.hpp>
 
@@ -80,6 +85,25 @@ protected:
                                   std::size_t alignment) noexcept = 0;
     virtual bool do_is_equal_to(const resource_base&) const noexcept { return false; }
 
+    // Whether nothing that was submitted to the stream runs any more, after a wait. False: the stream cannot say.
+    [[nodiscard]] static bool try_await(stream_ref stream) noexcept {
+        constexpr unsigned patience = 64;  // milliseconds; a capture may end on this very thread
+        for (unsigned tries = 0;; ++tries) {
+            const status waited = stream.synchronize();
+            // A child of fork has a copy of its own, or nothing.
+            if (waited || is_over(waited.code) || waited.code == errc::forked) {
+                return true;
+            }
+            if (tries == patience) {
+                return false;
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds{1});
+        }
+    }
+    void say_left_alone(const void* pointer) const noexcept {
+        std::fprintf(stderr, "xmm: %s: %p stays: its stream cannot say whether work uses it\n",
+                     name_, pointer);
+    }
     [[noreturn]] void refuse(std::size_t bytes, const char* cause,
                              std::int32_t driver_code = 0) const {
         throw out_of_memory{name_, node_, bytes, usage(), cause, driver_code};

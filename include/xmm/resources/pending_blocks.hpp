@@ -10,8 +10,10 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <new>
+#include <thread>
 #include <vector>
 
 #include <xmm/core/list.hpp>
@@ -47,18 +49,18 @@ public:
     }
     // Hands out what is free by now.
     void take_finished(frame_port& port, entry_list& finished) noexcept {
-        for (std::size_t line = 0; entry* head = pop_head(line, line);) {
-            while (head != nullptr && port.is_done(head->points[head->count - 1])) {
-                settle(port, *head, finished);
-                head = pop(line);
+        // A head stays in its line while its queue is asked, so that who waits for all finds it there.
+        std::size_t line = 0;
+        for (head_of_line head; look_at_head(line, head);) {
+            if (!port.is_done(head.point)) {
+                ++line;
+            } else if (pop_if_still_head(line, head)) {
+                settle(port, *head.one, finished);
             }
-            if (head != nullptr) {
-                with(lock_, [&] { lines_[line]->waiting.push_front(*head); });
-            }
-            ++line;
         }
     }
-    // Waits for all that is there now, and hands it out. Whether there was any.
+    // Waits for all that is there now, and hands it out. Whether there was any. What others have taken out and not
+    // handed out yet is missed: see work_in_hand.
     bool await_all(frame_port& port, entry_list& finished) noexcept {
         entry_list all;
         with(lock_, [&] {
@@ -70,12 +72,26 @@ public:
         });
         const bool has_some = !all.is_empty();
         while (entry* one = all.pop_front()) {
-            for (unsigned i = 0; i < one->count; ++i) {
-                static_cast<void>(port.wait(one->points[i]));  // a lost queue is done, too
+            if (await_points(port, *one) || !with(lock_, [&] { return put_locked(*one); })) {
+                hand_out(*one, finished);
             }
-            hand_out(*one, finished);
         }
         return has_some;
+    }
+    // False: the port cannot wait, and goes on like that.
+    static bool await_points(frame_port& port, const entry& one) noexcept {
+        constexpr unsigned patience = 64;  // milliseconds
+        bool are_reached = true;
+        for (unsigned i = 0; i < one.count; ++i) {
+            status waited = port.wait(one.points[i]);
+            for (unsigned tries = 0; !waited && !is_over(waited.code) && tries < patience;
+                 ++tries) {
+                std::this_thread::sleep_for(std::chrono::milliseconds{1});
+                waited = port.wait(one.points[i]);
+            }
+            are_reached = are_reached && (waited || is_over(waited.code));
+        }
+        return are_reached;
     }
     template <class Fn>
     void for_each(Fn&& fn) const {
@@ -88,8 +104,12 @@ public:
 private:
     struct queue_line {
         queue_id queue;
-        entry_list
-            waiting;  // in the order of their points, nearly: who comes from another line stands last
+        // In the order of their points, nearly: who comes from another line stands last.
+        entry_list waiting;
+    };
+    struct head_of_line {
+        entry* one = nullptr;
+        ticket point;
     };
 
     bool put_locked(entry& one) noexcept {
@@ -114,18 +134,31 @@ private:
         empty->waiting.push_back(one);
         return true;
     }
-    entry* pop(std::size_t line) noexcept {
-        return with(lock_, [&] { return lines_[line]->waiting.pop_front(); });
-    }
     // Of the first line from there on that has a head.
-    entry* pop_head(std::size_t from, std::size_t& line) noexcept {
-        return with(lock_, [&]() -> entry* {
-            for (line = from; line < lines_.size(); ++line) {
-                if (entry* head = lines_[line]->waiting.pop_front()) {
-                    return head;
+    bool look_at_head(std::size_t& line, head_of_line& head) noexcept {
+        return with(lock_, [&] {
+            for (; line < lines_.size(); ++line) {
+                if (entry* one = lines_[line]->waiting.front()) {
+                    head = {one, one->points[one->count - 1]};
+                    return true;
                 }
             }
-            return nullptr;
+            return false;
+        });
+    }
+    // Another thread may have taken it meanwhile, and the line be another queue's.
+    bool pop_if_still_head(std::size_t line, const head_of_line& head) noexcept {
+        return with(lock_, [&] {
+            entry* one = lines_[line]->waiting.front();
+            if (one == nullptr || one != head.one) {
+                return false;
+            }
+            const ticket point = one->points[one->count - 1];
+            const bool is_same = point.queue == head.point.queue && point.value == head.point.value;
+            if (is_same) {
+                lines_[line]->waiting.remove(*one);
+            }
+            return is_same;
         });
     }
     // Its last point is reached.
@@ -136,9 +169,7 @@ private:
         if (one.count == 0) {
             hand_out(one, finished);
         } else if (!with(lock_, [&] { return put_locked(one); })) {
-            for (unsigned i = 0; i < one.count; ++i) {
-                static_cast<void>(port.wait(one.points[i]));  // no memory for a line
-            }
+            await_points(port, one);  // no memory for a line
             hand_out(one, finished);
         }
     }

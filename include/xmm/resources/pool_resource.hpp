@@ -63,9 +63,10 @@ public:
         }
     }
     ~pool_resource() override {
-        release();
         if (heap_) {
-            heap_->heap().drop_tag(heap_->tag());
+            heap_->heap().drop_tag(heap_->tag());  // releases
+        } else {
+            release();
         }
     }
 
@@ -121,6 +122,7 @@ private:
     struct waiting_block {
         void* pointer;
         ticket point;
+        bool is_known;  // false: its queue could not say, and is to be asked again
     };
     // (L) under its lock
     struct size_list {
@@ -183,36 +185,57 @@ private:
             return;
         }
         size_list& list = lists_[classes::index_of(bytes, alignment)];
-        const ticket point = record_or_wait(stream);
-        const bool has_place =
-            with(list.lock, [&] { return try_put_locked(list, pointer, point); });
-        if (!has_place) {
-            (void)upstream_.queues().wait(point);
-            with(list.lock, [&] { list.ready.push_back(pointer); });  // always has room
+        waiting_block given{pointer, {}, true};
+        if (!try_note_point(stream, given)) {
+            return;  // nobody will ever say: it stays in its chunk until release()
+        }
+        const bool has_place = with(list.lock, [&] { return try_put_locked(list, given); });
+        if (!has_place && given.is_known) {
+            const status waited = upstream_.queues().wait(given.point);
+            if (waited || is_over(waited.code)) {
+                with(list.lock, [&] { list.ready.push_back(pointer); });  // always has room
+            }
         }
     }
-    static bool try_put_locked(size_list& list, void* pointer, ticket point) noexcept {
-        if (point.value == 0) {
-            list.ready.push_back(pointer);  // always has room
+    // False: no memory; the block stays in its chunk then, unless it is waited for.
+    static bool try_put_locked(size_list& list, const waiting_block& given) noexcept {
+        if (given.is_known && given.point.value == 0) {
+            list.ready.push_back(given.pointer);  // always has room
             return true;
         }
         try {
-            list.waiting.push_back({pointer, point});
+            list.waiting.push_back(given);
             return true;
         } catch (const std::bad_alloc&) {
             return false;
         }
     }
     // The point after which a block may be reused; value 0 if that is now.
-    [[nodiscard]] ticket record_or_wait(stream_ref stream) const noexcept {
+    [[nodiscard]] bool try_note_point(stream_ref stream, waiting_block& given) const noexcept {
         const queue_port queues = upstream_.queues();
         if (stream.queue() != queue_id{} && queues) {
-            if (result<ticket> point = queues.record(stream.queue())) {
-                return *point;
+            given.point.queue = stream.queue();
+            if (const status asked = ask(queues, given); asked || !is_over(asked.code)) {
+                return true;
+            }
+            given = {given.pointer, {}, true};
+        }
+        return this->try_await(stream);
+    }
+    static status ask(queue_port queues, waiting_block& block) noexcept {
+        result<ticket> point = queues.record(block.point.queue);
+        block.is_known = point.has_value();
+        block.point = point ? *point : block.point;
+        return point.error();
+    }
+    // Whether it is free; asks again where the queue could not say.
+    static bool is_passed(queue_port queues, waiting_block& block) noexcept {
+        if (!block.is_known) {
+            if (const status asked = ask(queues, block); !asked) {
+                return is_over(asked.code);
             }
         }
-        (void)stream.synchronize();
-        return {};
+        return block.point.value == 0 || queues.is_done(block.point);
     }
     // A block that is free now, or will be by the time the asking queue comes to it.
     [[nodiscard]] void* take(size_list& list, std::size_t index, queue_id asking) noexcept {
@@ -236,10 +259,15 @@ private:
     // Makes ready what its queue has passed, or else one block that belongs to the asking queue.
     void sweep_locked(size_list& list, queue_id asking) noexcept {
         const queue_port queues = upstream_.queues();
-        const auto is_passed = [&](const waiting_block& block) {
-            return queues.is_done(block.point) && (list.ready.push_back(block.pointer), true);
-        };
-        std::erase_if(list.waiting, is_passed);
+        auto left = list.waiting.begin();
+        for (waiting_block& block : list.waiting) {
+            if (is_passed(queues, block)) {
+                list.ready.push_back(block.pointer);
+            } else {
+                *left++ = block;
+            }
+        }
+        list.waiting.erase(left, list.waiting.end());
         if (list.ready.empty()) {
             const auto own = std::ranges::find(
                 list.waiting, asking, [](const waiting_block& block) { return block.point.queue; });
@@ -249,14 +277,15 @@ private:
             }
         }
     }
-    // False if no queue holds a block of that size.
+    // False if no queue holds a block of that size, or none can say until when.
     [[nodiscard]] bool wait_for_one(size_list& list) const noexcept {
         ticket point;
         const bool has_one = with(list.lock, [&] {
-            if (!list.waiting.empty()) {
-                point = list.waiting.front().point;
+            const auto known = std::ranges::find_if(list.waiting, &waiting_block::is_known);
+            if (known != list.waiting.end()) {
+                point = known->point;
             }
-            return !list.waiting.empty();
+            return known != list.waiting.end();
         });
         return has_one && upstream_.queues().wait(point).is_ok();
     }

@@ -40,7 +40,9 @@ public:
             }
         }
         result<ticket> now = port.record(queue);
-        if (!now && !is_over(now.code())) {
+        if (!now && now.code() != errc::device_lost) {
+            // Of a queue that ends with its work done that is said before it is gone: see set_reached.
+            is_lost_ = now.code() == errc::invalid_argument;
             until = {};
             return false;
         }
@@ -56,7 +58,10 @@ public:
     void set_reached(std::uint64_t stamp) noexcept {
         reached_ = stamp;
         used_ = 0;
+        is_lost_ = false;
     }
+    // The queue is gone, and nobody has said that its work was done: nobody will ever know.
+    [[nodiscard]] bool is_lost() const noexcept { return is_lost_; }
 
 private:
     struct point {
@@ -68,6 +73,7 @@ private:
     std::uint64_t reached_ = 0;
     point points_[capacity];  // not known to be reached, oldest first
     unsigned used_ = 0;
+    bool is_lost_ = false;
 };
 
 }  // namespace xmm

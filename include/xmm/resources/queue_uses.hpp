@@ -62,6 +62,11 @@ public:
         std::ranges::copy(found->second, lent.begin());
         return found->second.size();
     }
+    [[nodiscard]] bool is_lent(address block, queue_id queue) const noexcept {
+        queue_list lent;
+        const std::size_t count = list(block, lent);
+        return std::find(lent.begin(), lent.begin() + count, queue) != lent.begin() + count;
+    }
     void drop(address block) noexcept {
         if (!has_any()) {
             return;

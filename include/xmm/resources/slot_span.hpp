@@ -34,9 +34,10 @@ class frame_user {
 public:
     using lock_type = ranked_mutex<lock_rank::extent_heap>;
 
-    // A user of one span only is made and owned by device_frames.
-    explicit frame_user(queue_id queue, std::uint32_t tag = 0, bool is_of_one_span = false) noexcept
-        : queue_{queue.value}, tag_{tag}, is_of_one_span_{is_of_one_span} {}
+    // A user of one span only is made and owned by device_frames. The owner is for a span_observer.
+    explicit frame_user(queue_id queue, std::uint32_t tag = 0, bool is_of_one_span = false,
+                        void* owner = nullptr) noexcept
+        : queue_{queue.value}, tag_{tag}, is_of_one_span_{is_of_one_span}, owner_{owner} {}
     frame_user(const frame_user&) = delete;
     frame_user& operator=(const frame_user&) = delete;
 
@@ -46,6 +47,7 @@ public:
     }
     [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
     [[nodiscard]] bool is_of_one_span() const noexcept { return is_of_one_span_; }
+    [[nodiscard]] void* owner() const noexcept { return owner_; }
     [[nodiscard]] lock_type& lock() const noexcept { return lock_; }
 
     // What its blocks take now, in bytes. Its lock is held.
@@ -77,6 +79,7 @@ private:
     std::atomic<std::uint32_t> queue_;  // (A)   written under U and D
     const std::uint32_t tag_;           //       constant
     const bool is_of_one_span_;         //       constant
+    void* const owner_;                 //       constant
     slot_span* spans_ = nullptr;        // (U,D) first of its spans; two letters: written under both
     std::uint64_t stamp_ = 0;           // (U)   of the latest release
     std::atomic<std::size_t> live_{0};  // (A)   written under U

@@ -87,6 +87,9 @@ inline void give_back_thread_caches() noexcept {
     thread_caches& mine = caches_of_this_thread;
     mine.is_over = true;
     mine.entries = {};
+    if (registry::is_forked_child()) {
+        return;  // below jemalloc's hooks, locks may be held by threads that are not here
+    }
     while (thread_cache* one = mine.first) {
         mine.first = one->next_of_thread;
         std::uint32_t was = thread_cache::used;
@@ -124,7 +127,8 @@ public:
 
     // An arena for that queue. Takes no device memory yet.
     [[nodiscard]] static result<std::unique_ptr<small_blocks>> make(Frames& frames, queue_id queue,
-                                                                    std::uint32_t tag = 0) noexcept;
+                                                                    std::uint32_t tag = 0,
+                                                                    void* owner = nullptr) noexcept;
 
     // Its queue is over, all its work done: the arena and its blocks are another one's from here on.
     void set_queue(queue_id queue) noexcept { hooks_.set_queue(queue); }
@@ -172,7 +176,9 @@ public:
     void flush() noexcept {
         // relaxed: a thread that sees it late flushes late.
         key_.fetch_add(1, std::memory_order_relaxed);
-        static_cast<void>(flags_of_this_thread());
+        if (cache_at_hand() != nullptr) {
+            static_cast<void>(flags_of_this_thread());
+        }
     }
     // Gives back the frames of all slots without a block, but for what caches hide: flush() comes first.
     void purge() noexcept { control("purge"); }
@@ -195,11 +201,12 @@ private:
     }
     static constexpr int no_cache_flags = 1 << 8;
 
-    small_blocks(Frames& frames, queue_id queue, std::uint32_t tag,
+    small_blocks(Frames& frames, queue_id queue, std::uint32_t tag, void* owner,
                  const jemalloc_functions& functions) noexcept
-        : functions_{functions}, hooks_{frames, queue, tag} {}
+        : functions_{functions}, hooks_{frames, queue, tag, owner} {}
 
     [[nodiscard]] std::uint32_t number() const noexcept {
+        // relaxed: the number in it never changes.
         return static_cast<std::uint32_t>(key_.load(std::memory_order_relaxed) >> 32);
     }
 
@@ -210,6 +217,7 @@ private:
         return mine.key == key ? mine.flags : renewed_flags(key);
     }
     [[nodiscard, gnu::noinline]] int renewed_flags(std::uint64_t key) noexcept;
+    [[nodiscard]] detail::thread_cache* cache_at_hand() noexcept;
     [[nodiscard]] detail::thread_cache* cache_of_this_thread() noexcept;
     [[nodiscard]] detail::thread_cache* idle_cache() noexcept;
     [[nodiscard]] detail::thread_cache* fresh_cache() noexcept;
@@ -238,8 +246,10 @@ private:
 };
 
 template <class Frames>
-result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(
-    Frames& frames, queue_id queue, std::uint32_t tag) noexcept {
+result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(Frames& frames,
+                                                                         queue_id queue,
+                                                                         std::uint32_t tag,
+                                                                         void* owner) noexcept {
     const jemalloc_functions* functions = jemalloc_table::find();
     if (functions == nullptr) {
         return fail(errc::unsupported, "no jemalloc is linked into this process");
@@ -248,7 +258,7 @@ result<std::unique_ptr<small_blocks<Frames>>> small_blocks<Frames>::make(
         return refused;
     }
     std::unique_ptr<small_blocks> made{new (std::nothrow)
-                                           small_blocks{frames, queue, tag, *functions}};
+                                           small_blocks{frames, queue, tag, owner, *functions}};
     if (made == nullptr) {
         return fail(errc::no_memory, "the host has no memory for records");
     }
@@ -336,9 +346,9 @@ int small_blocks<Frames>::renewed_flags(std::uint64_t key) noexcept {
     return flags;
 }
 
-// Null where jemalloc has none left: then this thread goes without.
+// Null: this thread has none yet.
 template <class Frames>
-detail::thread_cache* small_blocks<Frames>::cache_of_this_thread() noexcept {
+detail::thread_cache* small_blocks<Frames>::cache_at_hand() noexcept {
     detail::thread_caches& mine = detail::caches_of_this_thread;
     const std::uint32_t number = this->number();
     for (detail::thread_cache** at = &mine.first; *at != nullptr;) {
@@ -353,11 +363,21 @@ detail::thread_cache* small_blocks<Frames>::cache_of_this_thread() noexcept {
             at = &one->next_of_thread;
         }
     }
+    return nullptr;
+}
+
+// Null where jemalloc has none left: then this thread goes without.
+template <class Frames>
+detail::thread_cache* small_blocks<Frames>::cache_of_this_thread() noexcept {
+    if (detail::thread_cache* cache = cache_at_hand()) {
+        return cache;
+    }
     detail::thread_cache* cache = idle_cache();
     if (cache == nullptr) {
         cache = fresh_cache();
     }
     if (cache != nullptr) {
+        detail::thread_caches& mine = detail::caches_of_this_thread;
         cache->next_of_thread = mine.first;
         mine.first = cache;
     }

@@ -15,6 +15,7 @@
 
 #include <xmm/placement/release.hpp>
 #include <xmm/resources/frame_port.hpp>
+#include <xmm/resources/queue_driver.hpp>
 
 namespace xmm {
 
@@ -34,9 +35,9 @@ public:
         return made ? result<address>{(*made)->va.begin} : result<address>{made.error()};
     }
     void release(va_range reservation) noexcept override {
-        region* leaving = space_.claim_for_unmap(reservation.begin);
-        XMM_ASSERT(leaving != nullptr, "released what was never reserved");
-        static_cast<void>(releases_.release(*leaving));
+        result<region*> leaving = space_.claim_for_unmap(reservation.begin, region_kind::arena);
+        XMM_ASSERT(leaving, "released what was never reserved");
+        static_cast<void>(releases_.release(**leaving));
     }
 
     [[nodiscard]] std::size_t most_bytes() const noexcept override { return device_.book->limit(); }
@@ -89,16 +90,20 @@ public:
     }
 
     [[nodiscard]] result<ticket> record(queue_id queue) noexcept override {
-        return queue == queue_id{} ? result<ticket>{ticket{}} : device_.driver.record(queue);
+        return queue == queue_id{} ? result<ticket>{ticket{}} : driver_of(queue).record(queue);
     }
     [[nodiscard]] bool is_done(ticket point) noexcept override {
-        return point.value == 0 || device_.driver.is_done(point);
+        return point.value == 0 || driver_of(point.queue).is_done(point);
     }
     status wait(ticket point) noexcept override {
-        return point.value == 0 ? status{} : device_.driver.wait(point);
+        return point.value == 0 ? status{} : driver_of(point.queue).wait(point);
     }
 
 private:
+    // A block of this device may be used by another driver's queue.
+    [[nodiscard]] backend_ref driver_of(queue_id queue) const noexcept {
+        return detail::driver_of(space_, queue, device_.driver);
+    }
     template <class Fn>
     void with_unheld(address slot, Fn&& fn) noexcept {
         granule* page = space_.find(slot);

@@ -3,8 +3,8 @@
 //
 // Model    Every block is a mapping of its own, whole 2 MiB pages: pool_resource serves small blocks.
 //          Fresh memory reads as zero. Resources of one kind, space and node are equal.
-//          Given back on a queue of the space, a block is kept until the queue has passed that point and
-//          unmapped by a later call; on another library's stream, the call waits for it.
+//          Given back on a queue of the space, a block is kept until the queue has passed that point (or, while it
+//          cannot say, a later one) and unmapped by a later call; on another library's stream, the call waits for it.
 // Threads  Any. One lock guards the blocks that are kept: rank leaf, never held while the space is called.
 // Failure  When the space has no memory, kept blocks are waited for and it is asked once more.
 //          A block that the space does not take back stays mapped, with a line on stderr.
@@ -29,7 +29,14 @@ class space_resource : public detail::base_for<Who> {
 public:
     static constexpr reach static_reach = Who;
 
-    ~space_resource() override { give_back_all(); }
+    ~space_resource() override {
+        give_back_all();
+        if (!registry::is_forked_child()) {
+            for (const kept_block& one : kept_) {
+                this->say_left_alone(one.pointer);
+            }
+        }
+    }
 
     [[nodiscard]] space_port space() const noexcept { return space_; }
     [[nodiscard]] resource_usage usage() const noexcept override {
@@ -82,6 +89,7 @@ private:
     struct kept_block {
         void* pointer;
         ticket point;
+        bool is_known;  // false: the queue could not say, and is to be asked again
     };
 
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t,
@@ -90,18 +98,22 @@ private:
             return;
         }
         if (stream.queue() == queue_id{} || !try_keep(stream.queue(), pointer)) {
-            (void)stream.synchronize();  // fails on a lost device only, which runs nothing any more
-            unmap(pointer);
+            if (this->try_await(stream)) {
+                unmap(pointer);
+            } else {
+                this->say_left_alone(pointer);
+            }
         }
         collect();
     }
     bool try_keep(queue_id queue, void* pointer) noexcept {
         result<ticket> point = space_.queues().record(queue);
-        if (!point) {
+        if (!point && is_over(point.code())) {
             return false;
         }
+        const ticket known = point ? *point : ticket{queue, 0};
         try {
-            with(lock_, [&] { kept_.push_back({pointer, *point}); });
+            with(lock_, [&] { kept_.push_back({pointer, known, point.has_value()}); });
             return true;
         } catch (const std::bad_alloc&) {
             return false;
@@ -109,9 +121,24 @@ private:
     }
     void give_back_all() noexcept {
         collect_if([&](const kept_block& block) {
-            (void)space_.queues().wait(block.point);  // a lost device is done, too
-            return true;
+            const status waited = space_.queues().wait(block.point);
+            return waited || is_over(waited.code);
         });
+    }
+    // False: it cannot say still.
+    bool ask_again(kept_block& block) noexcept {
+        result<ticket> point = space_.queues().record(block.point.queue);
+        if (!point && !is_over(point.code())) {
+            return false;
+        }
+        const kept_block before = block;
+        block = {block.pointer, point ? *point : ticket{}, true};
+        with(lock_, [&] {
+            if (const auto at = find_locked(before); at != kept_.end()) {
+                *at = block;
+            }
+        });
+        return true;
     }
     // The queues are asked, and waited for, without the lock; what two threads find free, one takes.
     template <class Condition>
@@ -129,7 +156,9 @@ private:
             if (!is_left) {
                 return;
             }
-            if (!is_free(one)) {
+            const bool is_over =
+                (one.is_known || ask_again(one)) && (one.point.value == 0 || is_free(one));
+            if (!is_over) {
                 ++index;
             } else if (try_take(one)) {
                 unmap(one.pointer);
@@ -138,15 +167,18 @@ private:
     }
     bool try_take(const kept_block& wanted) noexcept {
         return with(lock_, [&] {
-            const auto at = std::ranges::find_if(kept_, [&](const kept_block& one) {
-                return one.pointer == wanted.pointer && one.point.queue == wanted.point.queue &&
-                       one.point.value == wanted.point.value;
-            });
+            const auto at = find_locked(wanted);
             const bool is_there = at != kept_.end();
             if (is_there) {
                 kept_.erase(at);
             }
             return is_there;
+        });
+    }
+    std::vector<kept_block>::iterator find_locked(const kept_block& wanted) noexcept {
+        return std::ranges::find_if(kept_, [&](const kept_block& one) {
+            return one.pointer == wanted.pointer && one.is_known == wanted.is_known &&
+                   one.point.queue == wanted.point.queue && one.point.value == wanted.point.value;
         });
     }
     void unmap(void* pointer) noexcept {

@@ -102,13 +102,13 @@ public:
             capacity_ = capacity;
             recorded_ = 0;
             times_ = {now_ns(), wall_ns()};
-            is_on_.store(true, std::memory_order_relaxed);
+            is_on_.store(true, std::memory_order_relaxed);  // relaxed: see is_on
         });
         return {};
     }
     // What was recorded stays until the next start.
     void stop() noexcept {
-        with(lock_, [&] { is_on_.store(false, std::memory_order_relaxed); });
+        with(lock_, [&] { is_on_.store(false, std::memory_order_relaxed); });  // relaxed: see is_on
     }
 
     // Time and thread are filled in here.

@@ -50,6 +50,7 @@
 #include <xmm/resources/shortage_desk.hpp>
 #include <xmm/resources/trace_recorder.hpp>
 #include <xmm/resources/watched_port.hpp>
+#include <xmm/resources/work_in_hand.hpp>
 
 namespace xmm {
 
@@ -74,12 +75,16 @@ public:
     // ---- blocks
 
     // The memory may be used by work submitted to the request's queue from now on. Its contents are undefined.
-    // invalid_argument: the alignment, or no such queue. no_memory: see the model.
+    // invalid_argument: the alignment, or no such queue. no_memory: see the model. busy: no shelf, and none may be
+    // made; or the place that suits the block may be in use still, and a queue that is being captured cannot say.
     [[nodiscard]] result<void*> allocate(const malloc_request& wanted) noexcept {
         if (!std::has_single_bit(wanted.alignment)) {
             return fail(errc::invalid_argument, "an alignment is a power of two");
         }
-        if (wanted.bytes > most_bytes || wanted.alignment > most_bytes) {
+        if (wanted.alignment > extent_heap::most_alignment) {
+            return fail(errc::invalid_argument, "an alignment beyond 4 GiB");
+        }
+        if (wanted.bytes > most_bytes) {
             return fail(errc::no_memory, "more than an address space holds");
         }
         desk* mine = desk_of_thread();
@@ -121,8 +126,8 @@ public:
         if (queue.value == 0 || queue == found->queue) {
             return {};
         }
-        if (result<ticket> there = port_.record(queue); !there) {
-            return there.error();
+        if (const status there = find_queue(queue); !there) {
+            return there;
         }
         return uses_.add(to_address(block), queue);
     }
@@ -130,6 +135,9 @@ public:
     // The queue is over: all its work is done, and nobody allocates on it any more. Its blocks stay the program's; what
     // is free serves the next queue that comes. To be told before the id is another queue's.
     void forget(queue_id queue) noexcept {
+        if (registry::is_forked_child()) {
+            return;
+        }
         uses_.drop(queue);
         drain(desk_of_thread());
         shelves_.retire(queue, [](shelf& one) {
@@ -317,6 +325,7 @@ private:
         span_note* note = nullptr;
         address at = 0;
         int block_class = -1;       // -1: of the extent heap
+        queue_id last_user{};       // of a parked one, besides those that are noted for it
         std::size_t bytes = 0;      // as served
         std::size_t requested = 0;  // of small blocks: as served
     };
@@ -331,8 +340,8 @@ private:
 
         bool reserved(const slot_span& span) noexcept override {
             const frame_user& user = span.user();
-            shelf* owner =
-                heap_.shelves_.find(user.queue(), {static_cast<std::uint16_t>(user.tag())});
+            // Not looked up: it may be changing hands.
+            auto* owner = static_cast<shelf*>(user.owner());
             span_note* note = owner != nullptr ? heap_.notes_.make() : nullptr;
             if (note == nullptr) {
                 return false;
@@ -380,14 +389,19 @@ private:
 
     // ---- shelves
 
+    // One that cannot say now how far it is, since it is being captured, is there all the same.
+    status find_queue(queue_id queue) noexcept {
+        result<ticket> there = port_.record(queue);
+        return there || xmm::is_over(there.code()) ? there.error() : status{};
+    }
     [[nodiscard]] result<shelf*> shelf_for(const malloc_request& wanted) noexcept {
         shelf* found = shelves_.find(wanted.queue, wanted.tag);
         if (found == nullptr) {
             if (!wanted.may_make_shelf) {
                 return fail(errc::busy, "the queue has no shelf for that tag");
             }
-            if (result<ticket> known = port_.record(wanted.queue); !known) {
-                return known.error();
+            if (const status known = find_queue(wanted.queue); !known) {
+                return known;
             }
             found = shelves_.make(wanted.queue, wanted.tag);
         }
@@ -437,8 +451,12 @@ private:
         return made;
     }
     static void thread_left(void* self, void* item) noexcept {
+        if (registry::is_forked_child()) {
+            return;
+        }
         auto& heap = *static_cast<xpu_malloc*>(self);
         auto* mine = static_cast<desk*>(item);
+        // relaxed: see desk_of_thread
         mine->generation.fetch_add(1, std::memory_order_relaxed);
         // Keys of threads are destroyed after thread_local variables.
         small_kind::end_caches_of_thread();
@@ -479,7 +497,10 @@ private:
         void* kept = mine.last_magazine->pop(block_class);
         if (kept != nullptr) {
             const address at = to_address(kept);
-            static_cast<void>(is_at_last_shelf(at, mine));
+            if (!is_at_last_shelf(at, mine)) [[unlikely]] {
+                static_cast<void>(mine.last_magazine->push(block_class, kept));
+                return nullptr;
+            }
             mine.last_marks.give(at, block_class);
             mine.counts->small_allocated(block_class);
             if (recorder_.is_on()) {
@@ -712,21 +733,32 @@ private:
         std::size_t count = uses_.list(at, lent);
         if (is_unordered(*note.owner(), last_user) &&
             std::find(lent.begin(), lent.begin() + count, last_user) == lent.begin() + count) {
-            if (status noted = note_point(last_user, kept); !noted) {
+            if (status noted = note_point(last_user, kept);
+                !noted && noted.code != errc::invalid_argument) {
                 return noted;
             }
         }
         while (count > 0) {
-            if (status noted = note_point(lent[--count], kept); !noted) {
+            if (status noted = note_lender(at, lent[--count], kept); !noted) {
                 return noted;
             }
         }
         return {};
     }
+    // When a queue ends with its work done, it is noted no more before it is gone: see forget.
+    status note_lender(address at, queue_id queue, pending_block& kept) noexcept {
+        const status noted = note_point(queue, kept);
+        if (noted.code != errc::invalid_argument) {
+            return noted;
+        }
+        return uses_.is_lent(at, queue)
+                   ? fail(errc::busy, "a queue that used the block is gone, and may have work left")
+                   : status{};
+    }
     status note_point(queue_id queue, pending_block& kept) noexcept {
         result<ticket> point = port_.record(queue);
         if (!point) {
-            return xmm::is_over(point.code()) ? status{} : point.error();
+            return point.code() == errc::device_lost ? status{} : point.error();
         }
         if (port_.is_done(*point)) {
             return {};
@@ -737,7 +769,7 @@ private:
         kept.points[kept.count++] = *point;
         return {};
     }
-    // The program has it no more; the queues that may use it stay noted for it.
+    // The program has it no more; the queues that may use it stay noted for it, or in its record.
     status park(address at, queue_id last_user, status why) noexcept {
         span_note* note = spans_.find(at);
         pending_block* record = note != nullptr ? pending_.make() : nullptr;
@@ -745,18 +777,13 @@ private:
             return why;
         }
         *record = {};
-        if (is_unordered(*note->owner(), last_user)) {
-            if (status noted = uses_.add(at, last_user); !noted) {
-                pending_.give_back(record);
-                return noted;
-            }
-        }
         result<returned_block> taken = take(*note, at, desk_of_thread());
         if (!taken) {
             pending_.give_back(record);
             return taken.error();
         }
         record->block = *taken;
+        record->block.last_user = last_user;
         parked_.add(*record);
         return {};
     }
@@ -766,7 +793,7 @@ private:
         while (pending_block* one = all.pop_front()) {
             const returned_block block = one->block;
             one->count = 0;
-            if (!note_points(*block.note, block.at, {}, *one)) {
+            if (!note_points(*block.note, block.at, block.last_user, *one)) {
                 parked_.add(*one);
                 continue;
             }
@@ -783,42 +810,45 @@ private:
     void finish_later(const pending_block& kept, desk* mine) noexcept {
         pending_block* record = pending_.make();
         if (record == nullptr) {
-            wait_for(kept);  // no memory to remember it
+            pending_kind::await_points(port_, kept);  // no memory to remember it
             finish(kept.block, mine);
             return;
         }
         *record = kept;
         if (!waiting_.add(*record)) {
             pending_.give_back(record);
-            wait_for(kept);
+            pending_kind::await_points(port_, kept);
             finish(kept.block, mine);
-        }
-    }
-    void wait_for(const pending_block& one) noexcept {
-        for (unsigned i = 0; i < one.count; ++i) {
-            static_cast<void>(port_.wait(one.points[i]));  // a lost queue is done, too
         }
     }
     // Takes what has become free.
     void drain(desk* mine) noexcept {
-        if (parked_.has_any()) {
-            ask_again_for_parked(mine);
-        }
-        if (waiting_.has_any()) {
-            pending_list over;
-            waiting_.take_finished(port_, over);
-            finish_all(over, mine);
+        if (parked_.has_any() || waiting_.has_any()) {
+            drain_by(mine, [&](pending_list& over) { waiting_.take_finished(port_, over); });
         }
     }
+    // Also what other threads are about to take. A block that one of them puts into the next line is found there.
     void await_and_drain(desk* mine) noexcept {
+        for (unsigned lines = 0; lines <= pending_block::most_points; ++lines) {
+            drain_by(mine, [&](pending_list& all) {
+                if (waiting_.has_any() && waiting_.await_all(port_, all)) {
+                    statistics_.count(heap_count::sync_all_streams);
+                }
+            });
+            if (!in_hand_.await()) {
+                return;
+            }
+        }
+    }
+    template <class Take>
+    void drain_by(desk* mine, Take&& take) noexcept {
+        const work_in_hand::piece ours{in_hand_};
         if (parked_.has_any()) {
             ask_again_for_parked(mine);
         }
-        pending_list all;
-        if (waiting_.has_any() && waiting_.await_all(port_, all)) {
-            statistics_.count(heap_count::sync_all_streams);
-        }
-        finish_all(all, mine);
+        pending_list over;
+        take(over);
+        finish_all(over, mine);
     }
     void finish_all(pending_list& all, desk* mine) noexcept {
         while (pending_block* one = all.pop_front()) {
@@ -994,7 +1024,7 @@ private:
         });
     }
 
-    // (C) constant  (A) atomic  (L) lock named beside
+    // (C) constant  (A) atomic  (L) lock named beside; the others guard themselves
     const std::uint64_t number_ = registry::next_number(number_kind::other);  // (C)
     const node_id node_;                                                      // (C)
     const malloc_surroundings around_;                                        // (C)
@@ -1008,15 +1038,16 @@ private:
     slab<pending_block> pending_;
     pending_kind waiting_;
     parked_blocks<pending_list> parked_;
+    work_in_hand in_hand_;  // what is in neither of the two, nor back on its shelf
     queue_uses uses_;
-    std::atomic<std::uint64_t> epoch_{
-        0};  // (A)  flushes that were asked for, and queues' ends above them
+    // (A) flushes that were asked for, and queues' ends above them
+    std::atomic<std::uint64_t> epoch_{0};
     std::atomic<std::uint64_t> moves_seen_{0};  // (A)  of frames, that statistics_ has, as the next
     std::atomic<std::uint64_t> waits_seen_{0};  // (A)
     shelf_table shelves_;                       // goes before what its spans are noted in
     ranked_mutex<lock_rank::leaf> tags_lock_;
-    std::vector<pool_tag> idle_tags_;  // under tags_lock_, as the next
-    unsigned made_tags_ = 0;
+    std::vector<pool_tag> idle_tags_;  // (L)  tags_lock_, as the next
+    unsigned made_tags_ = 0;           // (L)
     desk_table desks_;
     shortage_desk users_help_;
     // The last to be made and the first to go: threads that end look for it.
