@@ -139,7 +139,7 @@ XMM_API xmm_status xmm_copy(void* to, const void* from, size_t bytes, xmm_queue 
 /* ---- blocks */
 
 /* Aligned to 256 bytes or more. Work submitted to the queue from now on may use the block. 0 bytes: a block like
- * any other. The contents are undefined. */
+ * any other. The contents are undefined. A device's block is reached by kernels and xmm_copy, not by the CPU. */
 XMM_API void* xmm_malloc(size_t bytes, int32_t node, xmm_queue queue) XMM_NOEXCEPT;
 /* The alignment is a power of two, 4 GiB at most. */
 XMM_API void* xmm_aligned_malloc(size_t alignment, size_t bytes, int32_t node,
