@@ -26,6 +26,10 @@ void* operator new(std::size_t bytes) {
     }
     return made;
 }
+// Of the same kind: a sanitizer looks whether what is freed was had so.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+    return is_out_of_memory ? nullptr : std::malloc(bytes);
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 

@@ -24,6 +24,8 @@ void* operator new(std::size_t bytes) {
     }
     return made;
 }
+// Of the same kind: a sanitizer looks whether what is freed was had so.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return std::malloc(bytes); }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
