@@ -218,8 +218,6 @@ private:
     static constexpr std::size_t return_cost = 36;
     static constexpr std::size_t odd_size_cost = 160;
     static constexpr std::size_t few_moves = 100;
-    static constexpr std::size_t least_remembered =
-        64;  // slots: of fewer an offer is soon worked out
     static constexpr unsigned offer_bits = 6;
     static constexpr unsigned most_tries = 256;  // 8 would make three times the moves
 
