@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // ns a malloc + free pair: the heap of a device against glibc's and jemalloc's malloc on host memory, one thread
-// and two on queues of their own. Same run, in turn. `batches`: 32 blocks are taken, then given back.
+// and two on queues of their own. Same run, in turn. `batches`: 32 blocks are taken, then given back. Each thread
+// has a core of its own, where there are so many, and all begin at once.
 #include <xmm/xmm.hpp>
 
+#include <sched.h>
+
+#include <barrier>
 #include <cstdlib>
 #include <thread>
 
@@ -40,12 +44,32 @@ struct device_heap {
     }
 };
 
+// Two threads that the system puts on one core for a while would seem to wait for each other.
+void stay_on_core(unsigned which) {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) {
+        return;
+    }
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+        if (CPU_ISSET(core, &allowed) && which-- == 0) {
+            cpu_set_t own;
+            CPU_ZERO(&own);
+            CPU_SET(core, &own);
+            (void)sched_setaffinity(0, sizeof own, &own);
+            return;
+        }
+    }
+}
+
 template <class Heap>
 double ns_per_pair(std::size_t bytes, unsigned threads, std::size_t batch, std::size_t pairs) {
     std::vector<double> seconds(threads);
     std::vector<std::thread> workers;
+    std::barrier at_once{static_cast<std::ptrdiff_t>(threads)};
     for (unsigned thread = 0; thread < threads; ++thread) {
         workers.emplace_back([&, thread] {
+            stay_on_core(thread);
             std::vector<void*> blocks(batch);
             const auto round = [&] {
                 for (void*& one : blocks) {
@@ -60,6 +84,7 @@ double ns_per_pair(std::size_t bytes, unsigned threads, std::size_t batch, std::
             for (int i = 0; i < 10; ++i) {
                 round();
             }
+            at_once.arrive_and_wait();
             const report::stopwatch watch;
             for (std::size_t done = 0; done < pairs; done += batch) {
                 round();

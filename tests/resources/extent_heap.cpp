@@ -326,12 +326,12 @@ TEST_CASE("extent heap: extents that hold no aligned block do not hide the one t
 TEST_CASE("extent_heap: what is remembered of free extents changes no choice") {
     // The same steps, once with everything remembered and once with nothing. Blocks of two heaps that take frames
     // from each other, slots of more than one size, and spans that go.
-    const auto places_of = [](std::uint32_t least_remembered) {
+    const auto places_of = [](bool remembers_places) {
         fake_frames port{3_GiB, true};
         std::vector<address> places;
         device_frames frames{port};
-        extent_heap first{frames, queue_id{1}, {.least_remembered = least_remembered}};
-        extent_heap second{frames, queue_id{2}, {.least_remembered = least_remembered}};
+        extent_heap first{frames, queue_id{1}, {.remembers_places = remembers_places}};
+        extent_heap second{frames, queue_id{2}, {.remembers_places = remembers_places}};
         extent_heap* heaps[] = {&first, &second};
         std::vector<void*> blocks[2];
         std::uint64_t dice = 1;
@@ -369,8 +369,8 @@ TEST_CASE("extent_heap: what is remembered of free extents changes no choice") {
         CHECK(port.faults() == "");
         return places;
     };
-    const std::vector<address> remembered = places_of(0);
-    const std::vector<address> worked_out = places_of(~std::uint32_t{0});
+    const std::vector<address> remembered = places_of(true);
+    const std::vector<address> worked_out = places_of(false);
     CHECK(remembered == worked_out);
     CHECK(std::count(remembered.begin(), remembered.end(), 0) < 1500);
 }

@@ -80,7 +80,7 @@ public:
         : port_{&port}, options_{chosen}, observer_{observer} {}
     device_frames(const device_frames&) = delete;
     device_frames& operator=(const device_frames&) = delete;
-    ~device_frames() { XMM_ASSERT(users_ == nullptr, "a heap outlives the frames of its device"); }
+    ~device_frames() { XMM_ASSERT(slot_count_ == 0, "a heap outlives the frames of its device"); }
 
     // Address space in slots of slot_bytes, a power of two from 2 to 512 MiB; no frame yet. The span belongs to
     // the user, whose lock is held.
@@ -200,19 +200,26 @@ public:
         // relaxed: the budget is a measure, nothing is published by it.
         live_.fetch_add(static_cast<std::size_t>(bytes), std::memory_order_relaxed);
         if (bytes > 0) {
-            with(lock_, [&] { note_live_locked(0); });
+            with(lock_, [&] { look_locked(); });
         }
     }
     // The most bytes that were live at once; of several users, at the times when frames were missing. The budget
     // follows it. Users' locks may be held.
     [[nodiscard]] std::size_t live_peak() const noexcept {
-        return with(lock_, [&] { return note_live_locked(0); });
+        return with(lock_, [&] {
+            look_locked();
+            return live_peak_;
+        });
+    }
+    // As it was when frames were last missing.
+    [[nodiscard]] std::size_t noted_live_peak() const noexcept {
+        return with(lock_, [&] { return live_peak_; });
     }
     [[nodiscard]] frame_counts counts() const noexcept {
         return with(lock_, [&] {
             frame_counts counts = counts_;
-            counts.live_peak = note_live_locked(0);
-            counts.live_bytes = live_locked();
+            counts.live_bytes = look_locked();
+            counts.live_peak = live_peak_;
             return counts;
         });
     }
@@ -277,25 +284,32 @@ private:
         const unsigned most = job.own != nullptr ? most_retries : patience;
         return is_worth_it && job.retries < most ? outcome::wait : outcome::none;
     }
-    // The users count for themselves, so that those who miss no frame share nothing; they are asked when it matters.
-    [[nodiscard]] std::size_t live_locked() const noexcept {
+    // In the list is who has a frame: there may be thousands who had one, and what is done for each counts.
+    void enter_locked(frame_user& user) noexcept {
+        if (!std::exchange(user.is_listed_, true)) {
+            user.next_ = users_;
+            users_ = &user;
+        }
+    }
+    void leave_locked(frame_user*& at) noexcept {
+        live_peak_ = std::max(live_peak_, at->live_peak());
+        at->is_listed_ = false;
+        at = at->next_;
+    }
+    // Live bytes, and their peak is noted. The users count for themselves, so that those who miss no frame share nothing;
+    // they are asked when it matters.
+    std::size_t look_locked() const noexcept {
         std::size_t live = live_.load(std::memory_order_relaxed);  // relaxed: a measure
         for (const frame_user* user = users_; user != nullptr; user = user->next_) {
             live += user->live_bytes();
-        }
-        return live;
-    }
-    // The peak, with what is about to become live.
-    std::size_t note_live_locked(std::size_t asked) const noexcept {
-        live_peak_ = std::max(live_peak_, live_locked() + asked);
-        for (const frame_user* user = users_; user != nullptr; user = user->next_) {
             live_peak_ = std::max(live_peak_, user->live_peak());
         }
-        return live_peak_;
+        live_peak_ = std::max(live_peak_, live);
+        return live;
     }
-    [[nodiscard]] std::size_t limit_for_locked(std::size_t asked) const noexcept {
-        // Not noted: what is asked for may be refused.
-        const std::size_t peak = std::max(note_live_locked(0), live_locked() + asked);
+    // What is asked for is not noted: it may be refused.
+    [[nodiscard]] std::size_t limit_for_locked(std::size_t live, std::size_t asked) const noexcept {
+        const std::size_t peak = std::max(live_peak_, live + asked);
         return peak + static_cast<std::size_t>(static_cast<double>(peak) * options_.slack / 1024);
     }
 
@@ -346,7 +360,7 @@ private:
     frame_port* const port_;
     const options options_;
     span_observer* const observer_;
-    frame_user* users_ = nullptr;  // guarded by lock_, as all below
+    frame_user* users_ = nullptr;  // that have frames, or may have; guarded by lock_, as all below
     frame_counts counts_;
     std::vector<idle_slot> idle_;    // what list_idle_locked found, of the size that is wanted
     std::vector<idle_slot> others_;  // of other sizes
@@ -388,10 +402,6 @@ inline result<slot_span*> device_frames::reserve_locked(frame_user& user, std::s
             return false;
         }
         slot_count_ += span->count_;
-        if (user.spans_ == nullptr) {
-            user.next_ = users_;
-            users_ = &user;
-        }
         span->next_ = user.spans_;
         user.spans_ = span.get();
         return true;
@@ -430,19 +440,18 @@ inline void device_frames::release_locked(slot_span* span) noexcept {
         with(lock_, [&] {
             is_empty = clear_locked(*span, job.until);
             if (is_empty) {
-                note_live_locked(0);  // before the user goes, and its peak with it
                 slot_span** link = &user.spans_;
                 while (*link != span) {
                     link = &(*link)->next_;
                 }
                 *link = span->next_;
                 slot_count_ -= span->count_;
-                if (user.spans_ == nullptr) {
+                if (user.spans_ == nullptr && user.is_listed_) {
                     frame_user** at = &users_;
                     while (*at != &user) {
                         at = &(*at)->next_;
                     }
-                    *at = user.next_;
+                    leave_locked(*at);
                 }
             }
         });
@@ -512,7 +521,9 @@ inline status device_frames::give(slot_span& span, std::size_t first, std::size_
         outcome end = outcome::done;
         with(lock_, [&] {
             epoch_.fetch_add(1, std::memory_order_relaxed);  // relaxed: see next_stamp
-            job.limit = limit_for_locked(asked);
+            enter_locked(*job.own);
+            const std::size_t live = look_locked();
+            job.limit = limit_for_locked(live, asked);
             job.is_listed = false;
             for (std::size_t slot = span.next(first, last + 1, false);
                  slot <= last && end == outcome::done;
@@ -522,7 +533,7 @@ inline status device_frames::give(slot_span& span, std::size_t first, std::size_
             if (end == outcome::none) {
                 take_back_locked(span, first, last);
             } else if (end == outcome::done) {
-                note_live_locked(asked);
+                live_peak_ = std::max(live_peak_, live + asked);
                 std::replace(&span.stamps_[first], &span.stamps_[last] + 1, just_created,
                              std::uint64_t{0});
             }
@@ -790,17 +801,23 @@ inline void device_frames::list_idle_locked(errand& job) noexcept {
     job.until = {};
     idle_.clear();
     others_.clear();
-    for (frame_user* user = users_; user != nullptr; user = user->next_) {
+    for (frame_user** at = &users_; *at != nullptr;) {
+        frame_user* const user = *at;
+        frame_user** const next = &user->next_;
         if ((job.tag != nullptr && user->tag_ != *job.tag) || user->points_.is_lost()) {
+            at = next;
             continue;
         }
         const bool is_own = user == job.own;
         if (!is_own && !user->lock_.try_lock()) {
             job.has_skipped = true;
+            at = next;
             continue;
         }
         user->listed_ = user->stamp_;
+        bool has_frame = is_own;  // or will have
         for (slot_span* span = user->spans_; span != nullptr; span = span->next_) {
+            has_frame = has_frame || span->has_any_frame();
             std::vector<idle_slot>& to = span->slot_bytes() == job.slot_bytes ? idle_ : others_;
             for (std::size_t slot = span->next(0, span->count_, true); slot < span->count_;
                  slot = span->next(slot + 1, span->count_, true)) {
@@ -812,6 +829,11 @@ inline void device_frames::list_idle_locked(errand& job) noexcept {
                     }
                 }
             }
+        }
+        if (has_frame) {
+            at = next;
+        } else {
+            leave_locked(*at);
         }
         if (!is_own) {
             user->lock_.unlock();

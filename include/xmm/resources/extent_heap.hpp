@@ -39,8 +39,8 @@ struct extent_heap_options {
     std::uint32_t large_slots_a_peak = 90;
     // Address space is reserved for so many slots at once.
     std::uint32_t slots_a_span = 256;
-    // From so many slots on, what a free extent offers to a block is remembered; of fewer it is soon worked out.
-    std::uint32_t least_remembered = 64;
+    // Where a block went for nothing is remembered, for when all is as it was then. False is for tests.
+    bool remembers_places = true;
 };
 
 class extent_heap {
@@ -190,17 +190,13 @@ private:
     struct area_state {
         extent_bins free;
         std::size_t largest_slot = 0;
-        std::uint64_t version = 0;  // counts what may change its spans, or largest_slot
     };
-    // What a free extent was found to offer to a block of that size and alignment, at that version of all else
-    // that it depends on: a place in it (0: none), and its cost.
-    struct offer {
+    // Where a block of that size, alignment and area went for nothing when free extents and frames were as the key
+    // says: programs repeat themselves. At worst it is a guess: that the extent is there is looked up.
+    struct remembered {
+        std::uint64_t key = 0;
         va_range whole;
-        std::size_t bytes = 0;
-        std::size_t alignment = 0;
-        std::uint64_t version = 0;
         address begin = 0;
-        std::size_t cost = 0;
     };
     // A place for a block: where in which free extent, and what its missing frames would cost.
     struct place {
@@ -218,7 +214,7 @@ private:
     static constexpr std::size_t return_cost = 36;
     static constexpr std::size_t odd_size_cost = 160;
     static constexpr std::size_t few_moves = 100;
-    static constexpr unsigned offer_bits = 6;
+    static constexpr unsigned memory_bits = 7;
     static constexpr unsigned most_tries = 256;  // 8 would make three times the moves
 
     [[nodiscard]] result<void*> allocate_locked(std::size_t requested,
@@ -226,13 +222,13 @@ private:
     void deallocate_locked(extent& block) noexcept;
 
     [[nodiscard]] place find_place_locked(std::uint32_t area, std::size_t bytes,
-                                          std::size_t alignment) const noexcept;
-    void find_place_locked(std::uint32_t area, std::size_t bytes, std::size_t alignment,
+                                          std::size_t alignment) noexcept;
+    [[nodiscard]] place search_place_locked(std::uint32_t area, std::size_t bytes,
+                                            std::size_t alignment) const noexcept;
+    void search_area_locked(std::uint32_t area, std::size_t bytes, std::size_t alignment,
                            place& best) const noexcept;
     void judge_extent_locked(extent& free, std::size_t bytes, std::size_t alignment,
                              place& best) const noexcept;
-    [[nodiscard]] place offer_of_locked(extent& free, std::size_t bytes,
-                                        std::size_t alignment) const noexcept;
     void try_begin_locked(extent& free, address begin, std::size_t bytes,
                           place& best) const noexcept;
     [[nodiscard]] status add_span_locked(std::uint32_t area, std::size_t bytes,
@@ -262,7 +258,7 @@ private:
     const options options_;
     frame_user user_;  // its lock guards all below
     area_state areas_[2];
-    mutable offer offers_[std::size_t{1} << offer_bits] = {};
+    remembered memory_[std::size_t{1} << memory_bits] = {};
     span_chain* spans_ = nullptr;
     slab<span_chain> chains_;
     extent_records records_;
@@ -274,10 +270,11 @@ private:
 
 inline std::size_t extent_heap::wanted_slot_bytes(std::size_t bytes) const noexcept {
     const std::size_t soon = user_.live_bytes() + bytes;
-    if (std::max(user_.live_peak(), soon) / options_.large_slots_a_peak >= large_slot_bytes) {
+    const std::size_t own = std::max(user_.live_peak(), soon);
+    if (own / options_.large_slots_a_peak >= large_slot_bytes) {
         return large_slot_bytes;
     }
-    const std::size_t peak = std::max(frames_->live_peak(), soon);
+    const std::size_t peak = std::max(frames_->noted_live_peak(), own);
     return peak / options_.medium_slots_a_peak >= medium_slot_bytes ? medium_slot_bytes
                                                                     : page_bytes;
 }
@@ -346,37 +343,11 @@ inline void extent_heap::judge_extent_locked(extent& free, std::size_t bytes, st
     }
 }
 
-// A program asks for the same sizes again and again, and an extent that was too dear for one is asked each time:
-// what it offers is worked out once, until something changes.
-[[gnu::noinline]] inline extent_heap::place extent_heap::offer_of_locked(
-    extent& free, std::size_t bytes, std::size_t alignment) const noexcept {
-    // Neither of the two falls while the span is there (another one at its addresses comes with a new count of the
-    // area's), so their sum stands for both. At worst the cost is a guess of before.
-    const std::uint64_t version = free.span->version() + areas_[free.area].version;
-    const std::size_t hash = free.range.begin / extent_unit_bytes * 0x9e3779b97f4a7c15U;
-    offer& last = offers_[hash >> (64 - offer_bits)];
-    if (last.whole == free.range && last.bytes == bytes && last.alignment == alignment &&
-        last.version == version) {
-        return {last.begin != 0 ? &free : nullptr, last.begin, last.cost};
-    }
-    place found;
-    judge_extent_locked(free, bytes, alignment, found);
-    if (found.cost != 0) {  // else it is taken, and another one afterwards
-        last = {free.range, bytes, alignment, version, found.begin, found.cost};
-    }
-    return found;
-}
-
-inline void extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes,
-                                           std::size_t alignment, place& best) const noexcept {
+inline void extent_heap::search_area_locked(std::uint32_t area, std::size_t bytes,
+                                            std::size_t alignment, place& best) const noexcept {
     unsigned tries = 0;
     areas_[area].free.for_each_from(bytes, [&](extent& free) {
-        if (bytes < options_.least_remembered * free.span->slot_bytes()) {
-            judge_extent_locked(free, bytes, alignment, best);
-        } else {
-            const place offered = offer_of_locked(free, bytes, alignment);
-            best = offered.cost < best.cost ? offered : best;
-        }
+        judge_extent_locked(free, bytes, alignment, best);
         // Only places count: there may be any number of extents that such an alignment does not fit in.
         return best.cost != 0 && (best.within == nullptr || ++tries < most_tries);
     });
@@ -384,18 +355,43 @@ inline void extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes
 
 // In the block's own area if that costs nothing. A short-lived one will soon be gone and does no harm in the
 // other area, if that is cheaper; a long-lived one would cut the short area up, which is worse than a few moves.
-inline extent_heap::place extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes,
-                                                         std::size_t alignment) const noexcept {
+inline extent_heap::place extent_heap::search_place_locked(std::uint32_t area, std::size_t bytes,
+                                                           std::size_t alignment) const noexcept {
     place best;
-    find_place_locked(area, bytes, alignment, best);
+    search_area_locked(area, bytes, alignment, best);
     if (best.cost != 0 && area == short_area) {
-        find_place_locked(long_area, bytes, alignment, best);
+        search_area_locked(long_area, bytes, alignment, best);
     } else if (best.cost > few_moves) {
         place other;
-        find_place_locked(short_area, bytes, alignment, other);
+        search_area_locked(short_area, bytes, alignment, other);
         best = other.cost == 0 ? other : best;
     }
     return best;
+}
+
+inline extent_heap::place extent_heap::find_place_locked(std::uint32_t area, std::size_t bytes,
+                                                         std::size_t alignment) noexcept {
+    if (!options_.remembers_places) {
+        return search_place_locked(area, bytes, alignment);
+    }
+    std::uint64_t key = areas_[0].free.signature() + areas_[1].free.signature();
+    key = (key ^ user_.version() << 32 ^ alignment << 1 ^ area) * 0x9E3779B97F4A7C15;
+    key = (key ^ key >> 32 ^ bytes) * 0xD6E8FEB86659FD93;
+    remembered& last = memory_[key >> (64 - memory_bits)];
+    if (last.key == key) {
+        for (area_state& one : areas_) {
+            if (extent* whole = one.free.find(last.whole);
+                whole != nullptr && whole->range.contains(va_range{last.begin, bytes}) &&
+                last.begin % alignment == 0) {
+                return {whole, last.begin, 0};
+            }
+        }
+    }
+    const place found = search_place_locked(area, bytes, alignment);
+    if (found.cost == 0) {
+        last = {key, found.within->range, found.begin};
+    }
+    return found;
 }
 
 inline result<void*> extent_heap::allocate_locked(std::size_t requested,
@@ -453,7 +449,6 @@ inline status extent_heap::add_span_locked(std::uint32_t area, std::size_t bytes
         if (result<slot_span*> span = frames_->reserve_locked(user_, enough, slot_bytes)) {
             extent& all = make_free_locked((*span)->range(), **span, area, nullptr, nullptr);
             areas_[area].largest_slot = std::max(areas_[area].largest_slot, slot_bytes);
-            ++areas_[area].version;
             *chain = {*span, &all, area, spans_};
             spans_ = chain;
             return {};
@@ -556,7 +551,6 @@ void extent_heap::release_spans_locked(Pred&& pred) noexcept {
     }
     for (std::uint32_t area = 0; area < 2; ++area) {
         areas_[area].largest_slot = 0;
-        ++areas_[area].version;
         for (const span_chain* chain = spans_; chain != nullptr; chain = chain->next) {
             if (chain->area == area) {
                 areas_[area].largest_slot =

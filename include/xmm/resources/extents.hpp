@@ -70,6 +70,7 @@ public:
             after->bin_before = &one;
         }
         used_[bin / 64] |= std::uint64_t{1} << (bin % 64);
+        signature_ += sign(one.range);
     }
     void remove(extent& one) noexcept {
         const unsigned bin = bin_of(one.range.bytes);
@@ -80,7 +81,21 @@ public:
         if (first_[bin] == nullptr) {
             used_[bin / 64] &= ~(std::uint64_t{1} << (bin % 64));
         }
+        signature_ -= sign(one.range);
     }
+    // Null if it is not there, or far behind in its bin.
+    [[nodiscard]] extent* find(va_range range) const noexcept {
+        extent* at = first_[bin_of(range.bytes)];
+        for (unsigned steps = 0; at != nullptr && steps < most_steps; ++steps) {
+            if (at->range == range) {
+                return at;
+            }
+            at = at->bin_after;
+        }
+        return nullptr;
+    }
+    // Of the ranges in it: the same ones have the same, whatever came and went in between.
+    [[nodiscard]] std::uint64_t signature() const noexcept { return signature_; }
     // From the smallest that is large enough upwards; fn answers whether to go on.
     template <class Fn>
     void for_each_from(std::size_t bytes, Fn&& fn) const {
@@ -94,6 +109,10 @@ public:
     }
 
 private:
+    [[nodiscard]] static std::uint64_t sign(va_range range) noexcept {
+        const std::uint64_t mixed = (range.begin ^ range.bytes << 20) * 0x9E3779B97F4A7C15;
+        return (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93;
+    }
     [[nodiscard]] unsigned next_used(unsigned bin) const noexcept {
         while (bin < bin_count) {
             const std::uint64_t rest = used_[bin / 64] >> (bin % 64);
@@ -106,6 +125,7 @@ private:
     }
 
     extent* first_[bin_count] = {};
+    std::uint64_t signature_ = 0;
     std::uint64_t used_[(bin_count + 63) / 64] = {};
 };
 

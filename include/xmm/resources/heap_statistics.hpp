@@ -5,9 +5,9 @@
 //          A block is allocated until it is given back, and active until its last use is over as well.
 //          Peaks of frames are exact. For those of blocks each stripe answers for so many active bytes, and
 //          asks for more when it is past them by 1 MiB; when all together answer for more than the highest peak,
-//          each answers for what it has from then on, and a new peak is looked at. So a block of 1 MiB and more
-//          is never missed, and what smaller ones add between two looks may be, below 1 MiB a stripe; and threads
-//          that stay below what they once had share nothing. A stripe is
+//          a new peak is looked at, and if there is none, those that are in use share what is left up to the highest. So
+//          a block of 1 MiB and more is never missed, and what smaller ones add between two looks may be, below 1 MiB a
+//          stripe; and threads that go up and down below what they had together share next to nothing. A stripe is
 //          seen as it was at one moment, all of them at moments close by: a block that one thread
 //          allocates and another one frees in between may be counted or missed. Cached small blocks are
 //          counted by class, outside of that moment: of one thread's, the latest may be missed.
@@ -167,6 +167,7 @@ public:
         std::atomic<std::int64_t> active_{0};  // bytes
         // Its share of the owner's answered_; written under the owner's lock.
         std::atomic<std::int64_t> answered_{0};
+        bool has_asked_ = false;  // since shares were last handed out; under the owner's lock
         std::array<tally, heap_pools> tallies_;
         struct quick_tally {
             counter given{0}, freed{0};
@@ -299,7 +300,8 @@ private:
     // A stripe is past what it answered for. Together below the highest peak there is no new one.
     [[gnu::noinline]] void answer_for(stripe& one) noexcept {
         with(lock_, [&] {
-            answer_locked(one);
+            one.has_asked_ = true;
+            answer_locked(one, 0);
             if (answered_ <= highest_) {
                 return;
             }
@@ -307,20 +309,39 @@ private:
             if (answered_ > highest_) {
                 highest_ = answered_;
                 look_locked();
+            } else {
+                share_locked(highest_ - answered_);
             }
         });
     }
-    void answer_locked(stripe& one) noexcept {
+    // For what it has, and so many bytes more.
+    void answer_locked(stripe& one, std::int64_t more) noexcept {
         // relaxed, all: numbers; what they are about is read from the stripes.
-        const std::int64_t now = one.active_.load(std::memory_order_relaxed);
+        const std::int64_t now = one.active_.load(std::memory_order_relaxed) + more;
         answered_ += now - one.answered_.load(std::memory_order_relaxed);
         one.answered_.store(now, std::memory_order_relaxed);
     }
-    void tighten_locked() noexcept {
+    template <class Fn>
+    void for_each_stripe(Fn&& fn) noexcept {
         for (const auto& one : stripes_) {
-            answer_locked(*one);
+            fn(*one);
         }
-        answer_locked(shared_);
+        fn(shared_);
+    }
+    void tighten_locked() noexcept {
+        for_each_stripe([&](stripe& one) { answer_locked(one, 0); });
+    }
+    // To those that asked since the last time, alike: what the others have is theirs.
+    void share_locked(std::int64_t bytes) noexcept {
+        std::int64_t sharers = 0;
+        for_each_stripe([&](stripe& one) { sharers += one.has_asked_ ? 1 : 0; });
+        for_each_stripe([&](stripe& one) {
+            if (std::exchange(one.has_asked_, false)) {
+                const std::int64_t before = one.answered_.load(std::memory_order_relaxed);
+                one.answered_.store(before + bytes / sharers, std::memory_order_relaxed);
+                answered_ += bytes / sharers;
+            }
+        });
     }
     void look_locked() noexcept {
         gather_locked();

@@ -61,6 +61,11 @@ public:
     [[nodiscard]] std::size_t live_bytes() const noexcept {
         return live_.load(std::memory_order_relaxed);
     }
+    // Another one whenever what missing(), remembering() and next() of its spans answer may be another.
+    [[nodiscard]] std::uint64_t version() const noexcept {
+        // acquire: pairs with the release in count_version, so that what is asked next is no older.
+        return version_.load(std::memory_order_acquire);
+    }
     [[nodiscard]] std::size_t live_peak() const noexcept {
         return live_peak_.load(std::memory_order_relaxed);
     }
@@ -84,7 +89,9 @@ private:
     std::uint64_t stamp_ = 0;           // (U)   of the latest release
     std::atomic<std::size_t> live_{0};  // (A)   written under U
     std::atomic<std::size_t> live_peak_{0};  // (A)   written under U
-    frame_user* next_ = nullptr;             // (D)   next of the users that have spans
+    std::atomic<std::uint64_t> version_{0};  // (A)   written under D
+    frame_user* next_ = nullptr;             // (D)   next of the users that have frames
+    bool is_listed_ = false;                 // (D)   it is among them
     std::uint64_t listed_ = 0;               // (D)   stamp_ when its slots were last looked at
     queue_points points_;                    // (D)
 };
@@ -109,12 +116,6 @@ public:
     }
 
     [[nodiscard]] bool has_any_frame() const noexcept { return mapped_count_ != 0; }
-    // Another one whenever what missing(), remembering() and next() answer may be another.
-    [[nodiscard]] std::uint64_t version() const noexcept {
-        // acquire: pairs with the release in count_version, so that what is asked next is no older.
-        return version_.load(std::memory_order_acquire);
-    }
-
     // How many of the slots that the range overlaps have no frame.
     [[nodiscard]] std::size_t missing(va_range part) const noexcept {
         std::size_t missing = 0;
@@ -211,7 +212,7 @@ private:
         stale_[slot / 64].store(is_stale ? word | bit : word & ~bit, std::memory_order_relaxed);
         count_version();
     }
-    void count_version() noexcept { version_.fetch_add(1, std::memory_order_release); }
+    void count_version() noexcept { user_->version_.fetch_add(1, std::memory_order_release); }
     [[nodiscard]] bool has_block(std::size_t slot) const noexcept {
         return (used_[slot / 64] >> (slot % 64) & 1) != 0;
     }
@@ -276,7 +277,6 @@ private:
     std::unique_ptr<frame_user> own_user_;          // of a span that was reserved without one
     slot_span* next_ = nullptr;                     // (U,D) next of the same user
     std::size_t mapped_count_ = 0;                  // (U,D) slots that have a frame
-    std::atomic<std::uint64_t> version_{0};         // (A)   written under D
     std::unique_ptr<std::uint64_t[]> mapped_;       // (U,D) a bit a slot
     std::unique_ptr<std::uint64_t[]> used_;         // (U)   a bit a slot: a block overlaps it
     std::unique_ptr<std::uint32_t[]> more_;         // (U)   how many more than one do
