@@ -270,6 +270,51 @@ TEST_CASE("device_frames: a full device gives what is idle, then fails and leave
     r.release(r.b, 8, 4);
 }
 
+TEST_CASE("device_frames: who has no frame left is passed over, keeps its peak, and comes back") {
+    rig r{false, 8 * slot};
+    REQUIRE(r.acquire(r.a, 0, 4));
+    r.release(r.a, 0, 4);
+    r.port.finish({1});
+    REQUIRE(r.acquire(r.b, 0, 4));  // all of them are taken: a has none
+    CHECK(r.frames.counts().created == 4);
+    CHECK(r.frames.idle_bytes() == 0);
+    CHECK(r.frames.counts().live_peak == 4 * slot);
+    CHECK(r.frames.is_valid());
+    REQUIRE(r.acquire(r.a, 8, 2));
+    r.release(r.a, 8, 2);
+    CHECK(r.frames.idle_bytes() == 2 * slot);
+    CHECK(r.frames.is_valid());
+    r.port.finish({1});
+    r.release(r.b, 0, 4);
+    r.port.finish({2});
+    CHECK(r.frames.trim(0) == 6 * slot);
+    CHECK(r.frames.counts().live_peak == 6 * slot);
+}
+
+TEST_CASE(
+    "device_frames: the peak of a heap that is gone stays, also if its frames went before it") {
+    fake_frames port{1_GiB, false};
+    device_frames frames{port, {.slack = 0}};
+    frame_user one{queue_id{1}};
+    slot_span* span =
+        with(one.lock(), [&] { return frames.reserve_locked(one, 8 * slot, slot); }).value();
+    const va_range all = span->range();
+    REQUIRE(frames.acquire(*span, all));
+    with(one.lock(), [&] { one.set_live(all.bytes); });
+    with(one.lock(), [&] { one.set_live(0); });
+    frames.release(*span, all);
+    port.finish({1});
+    SUBCASE("they went") {
+        CHECK(frames.trim(0) == all.bytes);
+        CHECK(frames.idle_bytes() == 0);
+    }
+    SUBCASE("they go with it") {}
+    with(one.lock(), [&] { frames.release_locked(span); });
+    CHECK(frames.counts().live_peak == all.bytes);
+    CHECK(frames.is_valid());
+    CHECK(port.faults() == "");
+}
+
 TEST_CASE("device_frames: frames that were created for a failed request are dropped") {
     rig r;
     r.port.fail_map_after(3);

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include <array>
+
 #include <doctest/doctest.h>
 
 using namespace xmm;
@@ -78,6 +80,39 @@ TEST_CASE("extent_bins: a bin holds an eighth of an octave, and sizes stay in or
         last = bin;
     }
     CHECK(extent_bins::bin_of(SIZE_MAX) == extent_bins::bin_count - 1);
+}
+
+TEST_CASE("extent_bins: the same ranges have the same signature, whatever came and went") {
+    extent_bins bins;
+    std::array<extent, 3> extents{};
+    extents[0].range = {0x1000'0000, 4096};
+    extents[1].range = {0x2000'0000, 4096};
+    extents[2].range = {0x3000'0000, 3 << 20};
+    const std::uint64_t nothing = bins.signature();
+    bins.insert(extents[0]);
+    const std::uint64_t one = bins.signature();
+    bins.insert(extents[1]);
+    bins.insert(extents[2]);
+    const std::uint64_t three = bins.signature();
+    CHECK(nothing != one);
+    CHECK(one != three);
+    CHECK(bins.find(extents[1].range) == &extents[1]);
+    CHECK(bins.find({extents[1].range.begin, extents[1].range.bytes + 512}) == nullptr);
+    bins.remove(extents[0]);
+    CHECK(bins.find(extents[0].range) == nullptr);
+    CHECK(bins.signature() != three);
+    bins.remove(extents[2]);
+    bins.insert(extents[0]);
+    bins.insert(extents[2]);
+    CHECK(bins.signature() == three);
+    for (extent& each : extents) {
+        bins.remove(each);
+    }
+    CHECK(bins.signature() == nothing);
+    // As many bytes in other places are something else.
+    extents[0].range.begin += 4096;
+    bins.insert(extents[0]);
+    CHECK(bins.signature() != one);
 }
 
 TEST_CASE("extent_records: what was reserved can be taken, and comes back empty") {

@@ -226,7 +226,7 @@ private:
     [[nodiscard]] place search_place_locked(std::uint32_t area, std::size_t bytes,
                                             std::size_t alignment) const noexcept;
     void search_area_locked(std::uint32_t area, std::size_t bytes, std::size_t alignment,
-                           place& best) const noexcept;
+                            place& best) const noexcept;
     void judge_extent_locked(extent& free, std::size_t bytes, std::size_t alignment,
                              place& best) const noexcept;
     void try_begin_locked(extent& free, address begin, std::size_t bytes,
