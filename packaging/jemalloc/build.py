@@ -22,8 +22,7 @@ import subprocess
 import sys
 
 PREFIX = "xmm_je_"
-API = ["mallocx", "dallocx", "sallocx", "xallocx", "mallctl", "mallctlnametomib", "mallctlbymib",
-       "malloc_conf_2_conf_harder"]
+API = ["mallocx", "dallocx", "sallocx", "mallctl", "mallctlnametomib", "malloc_conf_2_conf_harder"]
 
 # Of the machine that runs it, not of the one that builds: an OS page is 4 KiB on x86-64, up to 64 KiB elsewhere.
 LG_PAGE = 12 if platform.machine() in ("x86_64", "AMD64") else 16

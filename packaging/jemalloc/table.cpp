@@ -8,12 +8,9 @@ extern "C" {
 void* xmm_je_mallocx(std::size_t bytes, int flags) noexcept;
 void xmm_je_dallocx(void* block, int flags) noexcept;
 std::size_t xmm_je_sallocx(const void* block, int flags) noexcept;
-std::size_t xmm_je_xallocx(void* block, std::size_t bytes, std::size_t extra, int flags) noexcept;
 int xmm_je_mallctl(const char* name, void* old, std::size_t* old_bytes, void* fresh,
                    std::size_t fresh_bytes) noexcept;
 int xmm_je_mallctlnametomib(const char* name, std::size_t* mib, std::size_t* length) noexcept;
-int xmm_je_mallctlbymib(const std::size_t* mib, std::size_t length, void* old,
-                        std::size_t* old_bytes, void* fresh, std::size_t fresh_bytes) noexcept;
 
 // Stronger than the environment and than /etc, which jemalloc reads too: one of the program's settings
 // for its own jemalloc must not reach device memory. jemalloc's own definition is weak.
@@ -45,10 +42,8 @@ constexpr xmm::jemalloc_functions functions = {
     .mallocx = xmm_je_mallocx,
     .dallocx = xmm_je_dallocx,
     .sallocx = xmm_je_sallocx,
-    .xallocx = xmm_je_xallocx,
     .mallctl = xmm_je_mallctl,
     .mallctlnametomib = xmm_je_mallctlnametomib,
-    .mallctlbymib = xmm_je_mallctlbymib,
 };
 
 // Before the constructors of whoever uses it, and before jemalloc's own, which reads the settings.

@@ -206,6 +206,31 @@ TEST_CASE_FIXTURE(debug_fixture,
     CHECK(found.reports.empty());
 }
 
+TEST_CASE_FIXTURE(debug_fixture,
+                  "debug_resource: a stream that cannot say what it has done keeps its bytes") {
+    struct line {
+        bool is_captured = false;
+        [[nodiscard]] static queue_id id() { return queue_id{1}; }
+        status synchronize() const {
+            return is_captured ? fail(errc::busy, "the queue is being captured") : status{};
+        }
+    };
+    line captured;
+    debug_resource debug{pool, found.options()};
+    auto* block = static_cast<unsigned char*>(debug.allocate(captured, 100));
+    std::memset(block, 1, 100);
+    captured.is_captured = true;
+    debug.deallocate(captured, block, 100);
+    CHECK(std::all_of(block, block + 100, [](unsigned char b) { return b == 1; }));
+    CHECK(debug.live_count() == 0);
+    CHECK_THROWS_AS((void)debug.allocate(captured, 100), out_of_memory);
+    CHECK(debug.live_count() == 0);
+    captured.is_captured = false;
+    auto* after = static_cast<unsigned char*>(debug.allocate(captured, 100));
+    debug.deallocate(captured, after, 100);
+    CHECK(found.reports.empty());
+}
+
 TEST_CASE("debug_resource: without a handler it prints and aborts") {
     int ends[2];
     REQUIRE(::pipe(ends) == 0);

@@ -335,6 +335,7 @@ TEST_CASE("xpu_malloc: a block that is parked already waits for nobody who gives
         void* one = r.make(bytes);
         r.paper.captured = 2;
         REQUIRE(r.heap.deallocate_when_known(one, second));
+        CHECK(r.heap.deallocate(one, second).code == errc::invalid_argument);
         r.paper.captured = 5;
         CHECK(r.heap.deallocate_when_known(one, {5}).code == errc::invalid_argument);
         r.paper.captured = 0;

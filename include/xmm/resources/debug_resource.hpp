@@ -149,7 +149,11 @@ private:
             this->upstream().deallocate(stream, raw, total_bytes(fresh), raw_alignment(fresh));
             this->refuse(bytes, "no host memory to note the block");
         }
-        (void)stream.synchronize();  // earlier work on the stream may use the block still
+        if (!this->try_await(stream)) {  // earlier work on the stream may use the block still
+            with(lock_, [&] { live_.erase(at); });
+            this->upstream().deallocate(stream, raw, total_bytes(fresh), raw_alignment(fresh));
+            this->refuse(bytes, "the stream cannot say whether work uses the block");
+        }
         std::memset(raw, guard_byte, fresh.before);
         std::memset(raw + fresh.before, fresh_byte, bytes);
         std::memset(raw + fresh.before + bytes, guard_byte, guard_bytes_);
@@ -157,7 +161,7 @@ private:
     }
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t bytes,
                           std::size_t alignment) noexcept override {
-        (void)stream.synchronize();
+        const bool is_quiet = this->try_await(stream);
         const address at = to_address(pointer);
         few_reports found;
         typename records::node_type live = with(lock_, [&] {
@@ -182,7 +186,12 @@ private:
             examine_guards(at, known, found);
             return live_.extract(entry);
         });
-        if (!live.empty()) {
+        if (!live.empty() && !is_quiet) {
+            // Work may write into it: no poison, and the upstream knows how to keep it.
+            const record& left = live.mapped();
+            this->upstream().deallocate(stream, to_pointer(at - left.before), total_bytes(left),
+                                        raw_alignment(left));
+        } else if (!live.empty()) {
             std::memset(pointer, freed_byte, live.mapped().bytes);
             with(lock_, [&] { keep_locked(std::move(live)); });
         }

@@ -25,12 +25,9 @@ struct jemalloc_functions {
     void* (*mallocx)(std::size_t bytes, int flags) noexcept;
     void (*dallocx)(void* block, int flags) noexcept;
     std::size_t (*sallocx)(const void* block, int flags) noexcept;
-    std::size_t (*xallocx)(void* block, std::size_t bytes, std::size_t extra, int flags) noexcept;
     int (*mallctl)(const char* name, void* old, std::size_t* old_bytes, void* fresh,
                    std::size_t fresh_bytes) noexcept;
     int (*mallctlnametomib)(const char* name, std::size_t* mib, std::size_t* length) noexcept;
-    int (*mallctlbymib)(const std::size_t* mib, std::size_t length, void* old,
-                        std::size_t* old_bytes, void* fresh, std::size_t fresh_bytes) noexcept;
 
     // Whether blocks of memory that the CPU cannot touch may be carved by it; if not, why.
     [[nodiscard]] status check() const noexcept;
@@ -45,7 +42,7 @@ struct jemalloc_functions {
 };
 
 struct jemalloc_table {
-    static constexpr const char* registry_key = "jemalloc/1";
+    static constexpr const char* registry_key = "jemalloc/2";
 
     // The functions live in a shared object that is never unloaded.
     std::atomic<const jemalloc_functions*> functions{nullptr};  // (A)

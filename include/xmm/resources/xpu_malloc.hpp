@@ -651,7 +651,8 @@ private:
         pending_block kept;
         if (is_unordered(*note->owner(), last_user) || uses_.has_any()) {
             if (status known = note_points(*note, at, last_user, kept); !known) {
-                return known;
+                // One that is parked has queues that cannot say, but is the program's no more.
+                return find(to_pointer(at)) ? known : no_block();
             }
         }
         if (!note->is_small() && kept.count == 0 && !recorder_.is_on()) {
