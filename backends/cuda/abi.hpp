@@ -137,6 +137,11 @@ enum CUmemAllocationHandleType : unsigned {
     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
     CU_MEM_HANDLE_TYPE_FABRIC = 8,
 };
+[[nodiscard]] constexpr CUmemAllocationHandleType operator|(CUmemAllocationHandleType a,
+                                                            CUmemAllocationHandleType b) noexcept {
+    return static_cast<CUmemAllocationHandleType>(static_cast<unsigned>(a) |
+                                                  static_cast<unsigned>(b));
+}
 
 enum CUmemAccess_flags : unsigned {
     CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,
@@ -227,6 +232,9 @@ struct CUuuid {
 };
 struct CUipcMemHandle {
     char reserved[64];
+};
+struct CUmemFabricHandle {
+    unsigned char data[64];
 };
 struct CUmemLocation {
     CUmemLocationType type;

@@ -68,6 +68,7 @@ struct memory_options {
     std::span<const CUmemLocation> reached_by;  // the devices that map each frame
     bool may_export = false;                    // as file descriptors
     bool may_rdma = false;                      // by network cards
+    bool may_fabric = false;                    // to other machines of one NVLink fabric
 };
 
 class node_memory {
@@ -81,7 +82,9 @@ public:
         about_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
         about_.location = options.where;
         about_.requestedHandleTypes =
-            options.may_export ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
+            (options.may_export ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                                : CU_MEM_HANDLE_TYPE_NONE) |
+            (options.may_fabric ? CU_MEM_HANDLE_TYPE_FABRIC : CU_MEM_HANDLE_TYPE_NONE);
         about_.allocFlags.gpuDirectRDMACapable = options.may_rdma ? 1 : 0;
         state_ = open();
     }
@@ -99,8 +102,14 @@ public:
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
     [[nodiscard]] status state() const noexcept { return state_; }
     [[nodiscard]] std::size_t smallest_frame_bytes() const noexcept { return granularity_; }
+    [[nodiscard]] bool has_handle_type(CUmemAllocationHandleType one) const noexcept {
+        return (about_.requestedHandleTypes & one) != 0;
+    }
     [[nodiscard]] bool is_exportable() const noexcept {
-        return about_.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE;
+        return has_handle_type(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    }
+    [[nodiscard]] bool is_on_fabric() const noexcept {
+        return has_handle_type(CU_MEM_HANDLE_TYPE_FABRIC);
     }
     [[nodiscard]] bool is_rdma_capable() const noexcept {
         return about_.allocFlags.gpuDirectRDMACapable != 0;
@@ -176,22 +185,35 @@ private:
         }
         return probe();
     }
-    // Abilities that are advertised may be refused all the same: by a sandbox, or in a container.
+    void drop_handle_type(CUmemAllocationHandleType one) noexcept {
+        about_.requestedHandleTypes =
+            static_cast<CUmemAllocationHandleType>(about_.requestedHandleTypes & ~one);
+    }
+    // Abilities that are advertised may be refused all the same: by a sandbox, in a container, or where no IMEX channel
+    // leads into the fabric.
     [[nodiscard]] status probe() noexcept {
         while (true) {
             CUmemGenericAllocationHandle handle = 0;
-            const status made =
+            status made =
                 driver_.call(&driver_api::mem_create, &handle, granularity_, &about_, 0ull);
-            if (made || made.code == errc::no_memory) {
-                if (made) {
-                    (void)driver_.call(&driver_api::mem_release, handle);
+            if (made) {
+                if (is_on_fabric()) {
+                    CUmemFabricHandle name;
+                    made = driver_.call(&driver_api::mem_export_to_shareable_handle,
+                                        static_cast<void*>(&name), handle,
+                                        CU_MEM_HANDLE_TYPE_FABRIC, 0ull);
                 }
+                (void)driver_.call(&driver_api::mem_release, handle);
+            }
+            if (made || made.code == errc::no_memory) {
                 return {};
             }
-            if (is_rdma_capable()) {
+            if (is_on_fabric()) {
+                drop_handle_type(CU_MEM_HANDLE_TYPE_FABRIC);
+            } else if (is_rdma_capable()) {
                 about_.allocFlags.gpuDirectRDMACapable = 0;
             } else if (is_exportable()) {
-                about_.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+                drop_handle_type(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
             } else {
                 return made;
             }

@@ -347,19 +347,20 @@ public:
     // A file descriptor for another process; the caller closes it. The frame must not be dropped or moved while
     // others use it.
     [[nodiscard]] result<int> export_frame(const frame& f) const noexcept {
-        const node_memory* memory = find_memory(f.node);
-        if (memory != nullptr && memory->ours() != nullptr) {
-            return fail(errc::unsupported, "host frames are this process's own memory: no handle");
-        }
-        if (memory == nullptr || !memory->is_exportable()) {
-            return fail(errc::unsupported, "frames of this node cannot be exported");
-        }
-        const context_scope nowhere{driver_, frame_context_};
         int file = -1;
-        const status outcome = driver_.call(
-            &driver_api::mem_export_to_shareable_handle, static_cast<void*>(&file),
-            CUmemGenericAllocationHandle{f.handle}, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
+        const status outcome = export_as(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, f, &file);
         return outcome ? result<int>{file} : result<int>{outcome};
+    }
+    // The same by a name that processes on all machines of one NVLink fabric can import: 64 plain bytes.
+    [[nodiscard]] result<CUmemFabricHandle> export_to_fabric(const frame& f) const noexcept {
+        CUmemFabricHandle name{};
+        const status outcome = export_as(CU_MEM_HANDLE_TYPE_FABRIC, f, &name);
+        return outcome ? result<CUmemFabricHandle>{name} : result<CUmemFabricHandle>{outcome};
+    }
+    // Whether the frames of a device can be exported so; the driver was asked for one at the start.
+    [[nodiscard]] bool is_on_fabric(node_id node) const noexcept {
+        const node_memory* memory = find_memory(node);
+        return memory != nullptr && memory->is_on_fabric();
     }
     // Whether network cards may be given the frames of a device.
     [[nodiscard]] bool is_rdma_capable(node_id node) const noexcept {
@@ -565,6 +566,7 @@ private:
             wanted.reached_by = reached_by;
             wanted.may_export = can_export(*one);
             wanted.may_rdma = one->has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+            wanted.may_fabric = one->has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
             memories_.push_back(std::make_unique<node_memory>(driver_, wanted));
             are_exportable = are_exportable && memories_.back()->is_exportable();
             are_peers = are_peers && reached_by.size() == devices_.size();
@@ -576,6 +578,21 @@ private:
         if (are_peers) {
             abilities_.add(ability::peer);
         }
+    }
+    [[nodiscard]] status export_as(CUmemAllocationHandleType type, const frame& f,
+                                   void* handle) const noexcept {
+        const node_memory* memory = find_memory(f.node);
+        if (memory != nullptr && memory->ours() != nullptr) {
+            return fail(errc::unsupported, "host frames are this process's own memory: no handle");
+        }
+        if (memory == nullptr || !memory->has_handle_type(type)) {
+            return fail(errc::unsupported, type == CU_MEM_HANDLE_TYPE_FABRIC
+                                               ? "frames of this node are not on a fabric"
+                                               : "frames of this node cannot be exported");
+        }
+        const context_scope nowhere{driver_, frame_context_};
+        return driver_.call(&driver_api::mem_export_to_shareable_handle, handle,
+                            CUmemGenericAllocationHandle{f.handle}, type, 0ull);
     }
     [[nodiscard]] static bool can_export(const device& one) noexcept {
         return one.has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);

@@ -265,6 +265,7 @@ static_assert(is_alike<ours::CUmemAllocationHandleType>);
 XMM_SAME_VALUE(CU_MEM_HANDLE_TYPE_NONE);
 XMM_SAME_VALUE(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 XMM_SAME_VALUE(CU_MEM_HANDLE_TYPE_FABRIC);
+static_assert(sizeof(ours::CUmemFabricHandle) == sizeof(::CUmemFabricHandle));
 static_assert(is_alike<ours::CUmemAccess_flags>);
 XMM_SAME_VALUE(CU_MEM_ACCESS_FLAGS_PROT_NONE);
 XMM_SAME_VALUE(CU_MEM_ACCESS_FLAGS_PROT_READ);

@@ -478,6 +478,33 @@ TEST_CASE("frames can be exported as file descriptors") {
     }
 }
 
+TEST_CASE("frames can be exported to a fabric where the driver really does it") {
+    if (is_skipped()) {
+        return;
+    }
+    cuda_rig r;
+    const frame f = r.create(r.device);
+    const auto name = r.b.export_to_fabric(f);
+    if (!r.b.is_on_fabric(r.device)) {
+        CHECK(name.code() == errc::unsupported);
+        CHECK(r.b.export_frame(f).value() >= 0);  // as before
+        r.b.frame_drop(f);
+        MESSAGE("skipped: no channel into a fabric");
+        return;
+    }
+    REQUIRE(name);
+    cuda::CUmemFabricHandle sent = *name;
+    const cuda::driver& on = cuda::driver::instance();
+    cuda::CUmemGenericAllocationHandle again = 0;
+    CHECK(on.call(&cuda::driver_api::mem_import_from_shareable_handle, &again,
+                  static_cast<void*>(&sent), cuda::CU_MEM_HANDLE_TYPE_FABRIC));
+    CHECK(on.call(&cuda::driver_api::mem_release, again));
+    r.b.frame_drop(f);
+    frame none = f;
+    none.node = node_id{77};
+    CHECK(r.b.export_to_fabric(none).code() == errc::unsupported);
+}
+
 TEST_CASE("sizes: what the device has left goes down by what is made") {
     if (is_skipped()) {
         return;

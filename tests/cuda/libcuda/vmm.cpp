@@ -7,6 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 #include "memory.hpp"
 
@@ -35,6 +38,31 @@ constexpr bool is_host(CUmemLocationType type) {
     return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
            type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
 }
+
+// The attribute is advertised, as on an H200; whether handles are really made is another matter.
+bool has_fabric() {
+    const char* said = std::getenv("SOFT_CUDA_IMEX");
+    return said != nullptr && std::strcmp(said, "1") == 0;
+}
+// What is in a handle of the fabric: whose file it is.
+struct fabric_name {
+    int process;
+    int fd;
+};
+
+int open_file_of(const fabric_name& name) {
+    char path[64];
+    std::snprintf(path, sizeof path, "/proc/%d/fd/%d", name.process, name.fd);
+    return ::open(path, O_RDWR | O_CLOEXEC);
+}
+struct opened_file {
+    int fd = -1;
+    ~opened_file() {
+        if (fd >= 0) {
+            ::close(fd);
+        }
+    }
+};
 
 CUresult check_location(const CUmemLocation& where) {
     if (where.type == CU_MEM_LOCATION_TYPE_DEVICE) {
@@ -164,8 +192,8 @@ SOFT_CUDA_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, std:
         if (const CUresult wrong = check_properties(*asked); wrong != CUDA_SUCCESS) {
             return wrong;
         }
-        if ((asked->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) != 0) {
-            return CUDA_ERROR_NOT_PERMITTED;  // it is advertised, but there is no IMEX channel
+        if ((asked->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) != 0 && !has_fabric()) {
+            return CUDA_ERROR_NOT_PERMITTED;
         }
         device* const of =
             is_host(asked->location.type)
@@ -371,9 +399,16 @@ SOFT_CUDA_EXPORT CUresult cuMemExportToShareableHandle(void* shared,
         memory_table& all = table();
         const auto found = all.handles.find(handle);
         if (shared == nullptr || flags != 0 || found == all.handles.end() ||
-            type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+            (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+             type != CU_MEM_HANDLE_TYPE_FABRIC) ||
             (found->second.what->made_as.requestedHandleTypes & type) == 0) {
             return CUDA_ERROR_INVALID_VALUE;
+        }
+        if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+            const fabric_name name{::getpid(), found->second.what->fd};
+            std::memset(shared, 0, sizeof(CUmemFabricHandle));
+            std::memcpy(shared, &name, sizeof name);
+            return CUDA_SUCCESS;
         }
         const int fd = ::fcntl(found->second.what->fd, F_DUPFD_CLOEXEC, 0);
         if (fd < 0) {
@@ -388,11 +423,18 @@ SOFT_CUDA_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationH
                                                          void* shared,
                                                          CUmemAllocationHandleType type) {
     return enter(import_point, init, [&] {
-        if (handle == nullptr || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+        if (handle == nullptr || (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+                                  type != CU_MEM_HANDLE_TYPE_FABRIC)) {
             return CUDA_ERROR_INVALID_VALUE;
         }
-        // As the driver has it: the descriptor travels in the pointer's bits.
-        const int fd = static_cast<int>(reinterpret_cast<std::uintptr_t>(shared));
+        // As the driver has it: a descriptor travels in the pointer's bits.
+        int fd = static_cast<int>(reinterpret_cast<std::uintptr_t>(shared));
+        opened_file opened;
+        if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+            fabric_name name;
+            std::memcpy(&name, shared, sizeof name);
+            fd = opened.fd = open_file_of(name);
+        }
         struct stat asked {};
         if (::fstat(fd, &asked) != 0) {
             return CUDA_ERROR_INVALID_VALUE;
