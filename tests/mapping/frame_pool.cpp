@@ -174,6 +174,35 @@ TEST_CASE("frame_pool: the pools of a node keep together what one may keep") {
     CHECK(book.used() == 0);
 }
 
+TEST_CASE("frame_pool: what idle pools keep costs a pool that works nothing") {
+    test::paper_driver driver;
+    ledger book;
+    book.open(64_MiB);
+    frame_pool idle, busy;
+    idle.open(backend_ref{driver}, node_id{7}, 0, true, book, 16_MiB);
+    busy.open(backend_ref{driver}, node_id{7}, 0, true, book, 4_MiB);
+    std::vector<frame_record*> taken;
+    for (int i = 0; i < 8; ++i) {
+        taken.push_back(idle.take(2_MiB).value());
+    }
+    for (frame_record* one : taken) {
+        idle.give_back(*one);
+    }
+    REQUIRE(idle.free_bytes() == 16_MiB);
+    for (int round = 0; round < 10; ++round) {
+        frame_record* one = busy.take(2_MiB).value();
+        busy.give_back(*one);
+    }
+    CHECK(driver.frame_calls == 9);  // the busy one's is made once
+    CHECK(driver.dropped.size() == 1);
+    CHECK(busy.free_bytes() == 2_MiB);
+    CHECK(idle.free_bytes() == 14_MiB);
+    CHECK(book.most_kept_bytes() == 16_MiB);
+    idle.open(backend_ref{driver}, node_id{7}, 0, true, book, 0);
+    CHECK(book.most_kept_bytes() == 4_MiB);  // one that is gone allows nothing
+    CHECK(book.kept_bytes() == 2_MiB);
+}
+
 TEST_CASE("frame_pool: a device that is lost meanwhile costs no more free frames") {
     pool_rig r;
     frame_record* small[3] = {r.take(), r.take(), r.take()};
