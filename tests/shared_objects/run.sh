@@ -73,6 +73,15 @@ XMM_CONF=cuda:off,soft_devices:1 timeout 60 "$work/heap_program" "$work/heap_one
     fail "the object that made a heap"
 echo "1 run of an object that made a heap"
 
+# One whose constructor asks for what another thread is making.
+build "$gcc" "$work/plugin.so" plugin.cpp "-shared -fPIC"
+build "$gcc" "$work/plugin_program" plugin_program.cpp "-rdynamic"
+for scenario in object heap; do
+    XMM_CONF=cuda:off,soft_devices:1 timeout 60 "$work/plugin_program" $scenario "$work/plugin.so" ||
+        fail "a constructor that asks for what another thread makes ($scenario)"
+done
+echo "2 runs of a constructor that asks for what another thread makes"
+
 # Without a dynamic linker. The static C library may be missing; hwloc's usually is, and is not needed.
 if [ -z "$flags" ]; then
     if "$gcc" -std=c++20 -O1 -pthread -static -w -I"$root/include" -o "$work/static" "$here/static_program.cpp" \

@@ -74,7 +74,8 @@ inline void pin_this_object() noexcept {
 // Hidden, so that each shared object has its own, whatever else it shows.
 [[gnu::visibility("hidden")]] inline std::atomic<bool> is_this_object_kept{false};
 
-// For who leaves code of this shared object, or pointers into it, with an object that others made.
+// For who leaves code of this shared object, or pointers into it, with an object that others made. Takes the dynamic
+// linker's lock, the first time: call it with no lock held that a constructor of a library might want.
 inline void keep_this_object() noexcept {
     // relaxed: to pin it twice does no harm.
     if (!is_this_object_kept.load(std::memory_order_relaxed)) {
@@ -320,10 +321,12 @@ private:
     template <class T>
     [[gnu::noinline]] static T* find_or_build(bool may_fail) {
         static_assert(sizeof(T) <= 64 << 20);
+        // First: the dynamic linker's lock is taken for it, and who holds that, a constructor of a library that is
+        // being loaded, may ask for the same T.
+        detail::keep_this_object();
         T* at = static_cast<T*>(instance().object_of(
             T::registry_key, sizeof(T), [](void* memory) { ::new (memory) T; }, may_fail));
         if (at != nullptr) {
-            detail::keep_this_object();
             // release: pairs with the acquire in object and try_object.
             known_object<T>.store(at, std::memory_order_release);
         }
@@ -379,7 +382,6 @@ private:
             detail::futex_wake_all(mine.state);
             return false;
         }
-        detail::pin_this_object();
         try {
             build(memory);
         } catch (...) {

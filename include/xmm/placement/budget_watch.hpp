@@ -39,7 +39,7 @@ public:
         if (!measure_all() || thread_.joinable()) {
             return;
         }
-        detail::keep_this_object();  // for the thread
+        detail::keep_this_object();  // for the thread; kept already where locks are held
         try {
             const detail::signals_blocked quiet;  // signals belong to the program's own threads
             thread_ = std::thread{[this] { watch(); }};
