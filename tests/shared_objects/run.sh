@@ -65,6 +65,20 @@ for program in $programs; do
 done
 echo "$runs runs, one registry in each"
 
+# The same, where they show all their functions to each other.
+shown="-shared -fPIC -fvisibility=default -fno-visibility-inlines-hidden"
+build "$gcc" "$work/gcc_shown.so" part.cpp "$shown"
+[ -n "$flags" ] && clang=$gcc
+build "$clang" "$work/clang_shown.so" part.cpp "$shown"
+runs=0
+for order in "$work/gcc_shown.so $work/clang_shown.so" "$work/clang_shown.so $work/gcc_shown.so" \
+    "$work/by_gcc.so $work/by_clang.so"; do
+    # shellcheck disable=SC2086
+    timeout 60 "$work/program_gcc" in_one_scope $order || fail "in_one_scope $order"
+    runs=$((runs + 1))
+done
+echo "$runs runs in one lookup scope"
+
 # One of them makes a heap and is unloaded.
 build "$gcc" "$work/heap_one.so" heap_part.cpp "-shared -fPIC"
 build "$gcc" "$work/heap_two.so" heap_part.cpp "-shared -fPIC"
