@@ -337,7 +337,7 @@ public:
 
     // ---- beside the backend
 
-    static constexpr const char* native_kind = "soft/1";
+    static constexpr const char* native_kind = "soft/2";
     [[nodiscard]] driver* native() noexcept { return this; }
 
     // Runs the kernel in queue order and destroys it; on failure it is the caller's still.

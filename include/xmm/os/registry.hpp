@@ -86,7 +86,7 @@ namespace detail {
     }
 }
 
-// Standard libraries lay out their types differently; objects with such members are shared by one only.
+// Standard libraries lay out their types differently, and so do versions: objects are shared by those of one of each.
 inline constexpr std::uint32_t registry_object_abi = (XMM_VERSION_MAJOR << 16) |
                                                      (XMM_VERSION_MINOR << 8) |
 #if defined(_LIBCPP_VERSION)
@@ -183,9 +183,11 @@ public:
 
     // The T of this process, built by its default constructor on first use and never destroyed.
     // T names itself: `static constexpr const char* registry_key = "fault_trap/1"` (at most 39
-    // characters; a new number for a new layout). Every shared object that asks for it stays loaded: it may leave
-    // code of its own in there. Concurrent first calls build once. Aborts if this name has another size or
-    // standard library.
+    // characters; a new number for a new layout of T itself). What other shared objects reach from it by pointers with
+    // inline code of theirs (nodes, ledgers, a driver's queues) has no key of its own: when the layout of that changes,
+    // XMM_VERSION_MINOR is raised, which is part of every key. Every shared object that asks for T stays loaded: it may
+    // leave code of its own in there. Concurrent first calls build once. Aborts if this name has another size, or is of
+    // another version or standard library.
     template <class T>
     [[gnu::visibility("hidden")]] static T& object() {
         static_assert(std::is_default_constructible_v<T>);
