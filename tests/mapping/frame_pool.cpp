@@ -279,6 +279,39 @@ TEST_CASE("frame_pool: one that is opened anew or ends is asked no more") {
     r.pool.give_back(*all);
 }
 
+TEST_CASE("frame_pool: who measures knows of frames that are being made and dropped") {
+    struct asking_driver : test::paper_driver {
+        result<frame> frame_create(node_id node, std::size_t bytes) noexcept {
+            CHECK(!book->changes_if_quiet());
+            CHECK(book->used() == 2_MiB);
+            return paper_driver::frame_create(node, bytes);
+        }
+        void frame_drop(frame f) noexcept {
+            CHECK(!book->changes_if_quiet());
+            CHECK(book->used() == 2_MiB);
+            paper_driver::frame_drop(f);
+        }
+        ledger* book = nullptr;
+    };
+    asking_driver driver;
+    ledger book;
+    book.open(2_MiB);
+    driver.book = &book;
+    frame_pool pool;
+    pool.open(backend_ref{driver}, node_id{7}, 0, false, book, SIZE_MAX);
+    CHECK(book.changes_if_quiet() == 0u);
+    auto one = pool.take(2_MiB);
+    REQUIRE(one);
+    CHECK(book.changes_if_quiet() == 1u);
+    CHECK(!pool.take(2_MiB));
+    CHECK(book.changes_if_quiet().has_value());
+    pool.give_back(**one);
+    const std::uint64_t before = book.changes_begun();
+    pool.trim(0);
+    CHECK(book.changes_if_quiet() == before + 1);
+    CHECK(book.used() == 0);
+}
+
 TEST_CASE("frame_pool: pools that starve each other end while they do") {
     struct locked_driver : test::paper_driver {
         std::mutex order;

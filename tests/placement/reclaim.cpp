@@ -100,11 +100,11 @@ TEST_CASE("reclaim: memory that is no frame is charged, and pages make room for 
     CHECK(r.state(page_of(data, 11)) == residency::on_device);
     // More than there will ever be moves nothing.
     const auto moved = r.usage(r.device()).used;
-    CHECK(frames.reserve(device, 25_MiB).code == errc::no_memory);
+    CHECK(frames.reserve(device, 25_MiB).code() == errc::no_memory);
     CHECK(frames.last_shortage().bytes == 25_MiB);
     CHECK(r.usage(r.device()).used == moved);
     // What is charged already does not go.
-    CHECK(frames.reserve(device, 16_MiB).code == errc::no_memory);
+    CHECK(frames.reserve(device, 16_MiB).code() == errc::no_memory);
     CHECK(r.usage(r.device()).used >= 10_MiB);
     device.book->release(10_MiB);
     CHECK(r.of().is_valid());

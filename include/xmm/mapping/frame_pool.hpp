@@ -41,12 +41,13 @@ public:
         if (frame_record* kept = with(lock_, [&] { return take_kept_locked(bytes); })) {
             return kept;
         }
-        while (!book_->try_reserve(bytes)) {
-            if (!drop_any()) {
-                return fail(errc::no_memory, "the node's budget is used up");
+        do {
+            const ledger::change under_way{*book_};
+            if (book_->try_reserve(bytes)) {
+                return create(bytes);
             }
-        }
-        return create(bytes);
+        } while (drop_any());
+        return fail(errc::no_memory, "the node's budget is used up");
     }
 
     // The frame backs nothing any more and is mapped nowhere. Its contents are stale.
@@ -134,6 +135,7 @@ private:
         if (oldest == nullptr) {
             return false;
         }
+        const ledger::change under_way{*book_};
         driver_.frame_drop(oldest->backing);
         book_->release(oldest->backing.bytes);
         oldest->backing = {};

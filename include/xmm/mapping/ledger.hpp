@@ -14,7 +14,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <new>
+#include <optional>
+#include <utility>
 
 #include <xmm/core/list.hpp>
 #include <xmm/core/lock.hpp>
@@ -57,7 +60,8 @@ public:
         return budget_.load(std::memory_order_relaxed);
     }
     [[nodiscard]] std::size_t used() const noexcept {
-        return used_.load(std::memory_order_relaxed);
+        // acquire: pairs with the releases in try_reserve and release; see change.
+        return used_.load(std::memory_order_acquire);
     }
     [[nodiscard]] std::size_t peak() const noexcept {
         return peak_.load(std::memory_order_relaxed);
@@ -86,13 +90,48 @@ public:
             if (bytes > now || seen > now - bytes) {
                 return false;
             }
-            if (used_.compare_exchange_weak(seen, seen + bytes, std::memory_order_relaxed)) {
+            // release: pairs with the acquire in used; who sees the bytes sees the change that they are part of.
+            if (used_.compare_exchange_weak(seen, seen + bytes, std::memory_order_release,
+                                            std::memory_order_relaxed)) {
                 raise_peak(seen + bytes);
                 return true;
             }
         }
     }
-    void release(std::size_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+    void release(std::size_t bytes) noexcept {
+        used_.fetch_sub(bytes, std::memory_order_release);  // release: as in try_reserve
+    }
+
+    // Bytes are charged before the driver is asked for them, and released after it has them back: meanwhile `used` and
+    // what the driver has free do not fit together. Held from before the one to after the other, for who measures.
+    class change {
+    public:
+        explicit change(ledger& book) noexcept : book_{&book} {
+            // relaxed: the release of the charge, or the driver's lock, hands it on.
+            book.changes_begun_.fetch_add(1, std::memory_order_relaxed);
+        }
+        change(change&& other) noexcept : book_{std::exchange(other.book_, nullptr)} {}
+        change& operator=(change&&) = delete;
+        ~change() {
+            if (book_ != nullptr) {
+                // release: pairs with the acquire in changes_if_quiet; what was changed is seen there.
+                book_->changes_ended_.fetch_add(1, std::memory_order_release);
+            }
+        }
+
+    private:
+        ledger* book_;
+    };
+    // How many changes there have been; none if one is under way.
+    [[nodiscard]] std::optional<std::uint64_t> changes_if_quiet() const noexcept {
+        // acquire: pairs with the release in ~change. First, since none ends that has not begun.
+        const std::uint64_t ended = changes_ended_.load(std::memory_order_acquire);
+        return ended == changes_begun() ? std::optional{ended} : std::nullopt;
+    }
+    [[nodiscard]] std::uint64_t changes_begun() const noexcept {
+        // relaxed: who has seen something of a change has seen that it began.
+        return changes_begun_.load(std::memory_order_relaxed);
+    }
 
     // Of free frames that all keepers have, together. They count what they keep.
     [[nodiscard]] std::size_t kept_bytes() const noexcept {
@@ -170,6 +209,8 @@ private:
     std::atomic<std::size_t> budget_{no_budget};
     std::atomic<std::size_t> overhead_{0};
     std::atomic<std::size_t> used_{0};
+    std::atomic<std::uint64_t> changes_begun_{0};
+    std::atomic<std::uint64_t> changes_ended_{0};
     std::atomic<std::size_t> peak_{0};
     std::atomic<std::size_t> kept_{0};
     std::atomic<std::size_t> most_kept_{0};

@@ -63,22 +63,25 @@ public:
         }
         return taken;
     }
-    // Charges the node for memory that is no frame; pages go for it as in obtain. Given back to the ledger.
-    [[nodiscard]] status reserve(node& from, std::size_t bytes) noexcept {
+    // Charges the node for memory that is no frame; pages go for it as in obtain. Given back to the ledger. What it
+    // answers is held until the driver has given the memory.
+    [[nodiscard]] result<ledger::change> reserve(node& from, std::size_t bytes) noexcept {
         for (unsigned attempt = 0; attempt < 64 && bytes <= from.book->limit(); ++attempt) {
             // acquire: as in obtain.
             const std::uint32_t seen = from.reclaims_won.load(std::memory_order_acquire);
             do {
+                ledger::change under_way{*from.book};
                 if (from.book->try_reserve(bytes)) {
-                    return {};
+                    return under_way;
                 }
             } while (from.book->drop_free_frame());
             if (reclaim(from, bytes) == 0 && !await_others(from, seen)) {
                 break;
             }
         }
+        ledger::change under_way{*from.book};
         if (from.book->try_reserve(bytes)) {
-            return {};
+            return under_way;
         }
         const status refused = fail(errc::no_memory, "the node's budget is used up");
         const shortage now{from.id, bytes, from.book->used(), from.book->limit(), refused.why};
