@@ -58,6 +58,16 @@ TEST_CASE("host_memory: is_mapped leaves errno alone") {
     CHECK(errno == 42);
 }
 
+TEST_CASE("host_memory: memory that cannot be had in advance leaves errno alone") {
+    const mapping m{1, PROT_NONE};
+    const va_range nowhere{m.range.begin, page_bytes};
+    errno = 42;
+    detail::populate(m.range, access::read_write);
+    CHECK(errno == 42);
+    detail::populate_huge(nowhere);
+    CHECK(errno == 42);
+}
+
 TEST_CASE("host_memory: bind_memory checks what it is given") {
     const mapping m{4};
     host_node node;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // host_memory.hpp - what the kernel says about host memory: nodes, limits, what is mapped.
 //
-// Model    Raw system calls and files of /proc and /sys; nothing is kept.
-// Threads  Any. Nothing here allocates; errno is left as it was.
+// Model    Raw system calls and files of /proc and /sys; nothing is kept but, in populate_huge, a guess at whether the
+//          kernel has huge pages.
+// Threads  Any. Nothing here allocates; errno is left as it was, but where a function speaks of it.
 // Failure  Limits that cannot be read are "none"; a refused call is a status with its errno.
 #pragma once
 
@@ -42,6 +43,14 @@ enum class binding : std::uint8_t {
 }
 
 namespace detail {
+
+struct errno_keeper {
+    int before = errno;
+    errno_keeper() = default;
+    errno_keeper(const errno_keeper&) = delete;
+    errno_keeper& operator=(const errno_keeper&) = delete;
+    ~errno_keeper() { errno = before; }
+};
 
 // mmap by its number. To the thread sanitizer the library's mmap is a write to the whole range, which
 // would race with every thread that uses the addresses; but who changes a mapping under its users (a
@@ -87,6 +96,7 @@ inline void populate(va_range range, access wanted) noexcept {
     constexpr int populate_read =
         22;  // MADV_POPULATE_READ and _WRITE, which older C libraries do not name
     constexpr int populate_write = 23;
+    const errno_keeper keep;
     ::madvise(to_pointer(range.begin), range.bytes,
               has_write(wanted) ? populate_write : populate_read);
 }
@@ -96,6 +106,7 @@ inline void populate(va_range range, access wanted) noexcept {
 // memory says). That takes a third of the time that OS pages take.
 inline void populate_huge(va_range range) noexcept {
     constexpr int collapse = 25;  // which older C libraries do not name
+    const errno_keeper keep;
     // Where memory is scattered the kernel looks long for a huge page in vain: after a refusal so many calls go
     // without. relaxed: a guess, and each shared object's own.
     constexpr unsigned calls_after_refusal = 64;
@@ -114,14 +125,6 @@ inline void populate_huge(va_range range) noexcept {
     }
     populate(range, access::read_write);
 }
-
-struct errno_keeper {
-    int before = errno;
-    errno_keeper() = default;
-    errno_keeper(const errno_keeper&) = delete;
-    errno_keeper& operator=(const errno_keeper&) = delete;
-    ~errno_keeper() { errno = before; }
-};
 
 }  // namespace detail
 
