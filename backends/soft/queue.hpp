@@ -16,6 +16,7 @@
 #include <thread>
 
 #include <xmm/os/host_memory.hpp>
+#include <xmm/os/huge_pages.hpp>
 
 #include "compute.hpp"
 
@@ -269,8 +270,9 @@ private:
         using enum operation::kind;
         switch (one.what) {
             case zero:
-                make_present(one.to);
-                xmm::detail::populate(one.to, access::read_write);
+                if (!make_present(one.to)) {
+                    static_cast<void>(xmm::detail::populate(one.to, access::read_write));
+                }
                 std::memset(to_pointer(one.to.begin), 0, one.to.bytes);
                 return true;
             case await: around_.await(around_.driver, one.point); return true;
@@ -281,16 +283,19 @@ private:
     }
 
     // Whole pages of frames that have no memory yet get huge pages: sooner, and for a copy not in the link's time.
-    void make_present(va_range to) const noexcept {
-        if (to.begin % page_bytes == 0 && to.bytes % page_bytes == 0 &&
-            around_.owns(around_.driver, to.begin)) {
-            xmm::detail::populate_huge(to);
+    // False: something else, and left as it is.
+    bool make_present(va_range to) const noexcept {
+        if (to.begin % page_bytes != 0 || to.bytes % page_bytes != 0 ||
+            !around_.owns(around_.driver, to.begin)) {
+            return false;
         }
+        xmm::detail::populate_huge(to);
+        return true;
     }
     void move_bytes(const operation& one) noexcept {
         device* source = around_.device_at(around_.driver, one.from);
         device* target = around_.device_at(around_.driver, one.to.begin);
-        make_present(one.to);
+        static_cast<void>(make_present(one.to));
         // Within one device nothing crosses the link.
         lane* out = source != nullptr && source != target ? &source->out() : nullptr;
         lane* in = target != nullptr && source != target ? &target->in() : nullptr;
