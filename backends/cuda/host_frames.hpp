@@ -27,6 +27,7 @@
 #include <xmm/core/lock.hpp>
 #include <xmm/core/types.hpp>
 #include <xmm/os/host_memory.hpp>
+#include <xmm/os/huge_pages.hpp>
 
 #include "address_window.hpp"
 #include "page_locker.hpp"
@@ -241,27 +242,10 @@ private:
         (void)bind_memory(window_.range(), where);
     }
 
-    // Huge pages, where the kernel makes them: it does even where shared memory gets none by itself, if something is
-    // in each already.
-    [[nodiscard]] status fill(va_range standing) const noexcept {
-        constexpr int collapse = 25;  // MADV_COLLAPSE, which older C libraries do not name
-        for (std::size_t at = 0; at < standing.bytes; at += page_bytes) {
-            if (const status first = touch({standing.begin + at, os_page_bytes()}); !first) {
-                return first;
-            }
-        }
-        (void)::madvise(to_pointer(standing.begin), standing.bytes, collapse);
-        return touch(standing);
-    }
-    // A system call rather than a store: memory that is not there is an answer and no signal.
-    [[nodiscard]] static status touch(va_range range) noexcept {
-        constexpr int populate_write = 23;  // MADV_POPULATE_WRITE
-        if (::madvise(to_pointer(range.begin), range.bytes, populate_write) == 0) {
-            return {};
-        }
-        return errno == EINVAL
-                   ? fail(errc::unsupported, "the kernel is too old to fill host frames", EINVAL)
-                   : fail(errc::no_memory, "the host has no memory for a frame", errno);
+    // By system calls rather than stores: memory that is not there is an answer and no signal.
+    [[nodiscard]] static status fill(va_range standing) noexcept {
+        bool is_refused = false;  // asked for each time: they stay locked, and as they are
+        return detail::fill_huge(standing, is_refused);
     }
     // Mapped anew, so that it is one mapping whatever frames were here before; with page tables, which come along.
     [[nodiscard]] status lay_twin(va_range standing) const noexcept {
@@ -270,7 +254,7 @@ private:
             !shown) {
             return shown;
         }
-        detail::populate(range, access::read);
+        static_cast<void>(detail::populate(range, access::read));
         return twin::protect(range, access::none);
     }
     void empty(va_range standing) const noexcept {

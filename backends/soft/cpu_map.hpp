@@ -17,6 +17,7 @@
 
 #include <xmm/core/status.hpp>
 #include <xmm/os/host_memory.hpp>
+#include <xmm/os/huge_pages.hpp>
 
 #include "memory.hpp"
 #include "page_table.hpp"
@@ -159,11 +160,11 @@ private:
     static void fill(const run& all) noexcept {
         if (!all.backing.zeroed) {
             // Read faults take 16 OS pages at once where they exist, and are writable in a shared mapping.
-            xmm::detail::populate(all.va, access::read);
+            static_cast<void>(xmm::detail::populate(all.va, access::read));
         } else if (all.va.bytes <= populated_fresh_bytes && has_write(all.who)) {
             xmm::detail::populate_huge(all.va);
         } else if (all.va.bytes <= populated_fresh_bytes) {
-            xmm::detail::populate(all.va, access::read);
+            static_cast<void>(xmm::detail::populate(all.va, access::read));
         }
     }
 

@@ -182,12 +182,12 @@ public:
         for (const auto& one : ports_) {
             one->forget(ranges);
         }
-        shootdowns_.fetch_add(ports_.size(), std::memory_order_relaxed);
+        shootdowns_.fetch_add(ports_.size(), std::memory_order_relaxed);  // relaxed: statistics
     }
 
     // True: look again. False: the kernel must end.
     [[nodiscard]] bool fault(address at, access wanted) noexcept {
-        faults_.fetch_add(1, std::memory_order_relaxed);
+        faults_.fetch_add(1, std::memory_order_relaxed);  // relaxed: statistics
         if (is_lost()) {
             return false;
         }
@@ -200,6 +200,7 @@ public:
             why = outcome == fault_outcome::no_memory ? "nothing could be made resident: queue lost"
                                                       : "no region there: queue lost";
         } else {
+            // relaxed: nothing but the fact is read; tickets say what work it cost.
             is_lost_.store(true, std::memory_order_relaxed);
         }
         std::fprintf(stderr, "xmm soft: device %d: kernel %s at %p misses a page; %s\n",

@@ -35,7 +35,12 @@ public:
         std::size_t reserve = std::clamp(bytes * 8, std::size_t{16} << 30, std::size_t{128} << 30);
         for (reserve = std::max(reserve, 2 * window_ * page_bytes); !map(reserve); reserve /= 2) {
             if (reserve / 2 < window_ * page_bytes) {
-                state_ = fail(errc::no_memory, "no address space for the node's memory", errno);
+                state_ =
+                    fail(errc::no_memory,
+                         errno == EFBIG ? "the node's memory is a file, longer than the limit on "
+                                          "this process's files (ulimit -f) allows"
+                                        : "no address space for the node's memory",
+                         errno);
                 return;
             }
         }

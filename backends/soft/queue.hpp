@@ -16,6 +16,7 @@
 #include <thread>
 
 #include <xmm/os/host_memory.hpp>
+#include <xmm/os/huge_pages.hpp>
 
 #include "compute.hpp"
 
@@ -190,16 +191,18 @@ private:
     static constexpr std::uint64_t never = ~std::uint64_t{0};
 
     [[nodiscard]] bool is_lost() const noexcept {
+        // relaxed: nothing but the fact is read. What is submitted just before it is known the worker loses.
         return device_->is_lost() || lost_from_.load(std::memory_order_relaxed) != never;
     }
     void ring() noexcept {
-        bell_.fetch_add(1, std::memory_order_release);  // pairs with the acquire in `next`
+        bell_.fetch_add(1, std::memory_order_release);  // release: pairs with the acquire in `next`
         detail::futex_wake(bell_, 1);
     }
 
     // Waits for an operation; nullptr when the queue closes and nothing is left.
     [[nodiscard]] operation* next() noexcept {
         while (true) {
+            // acquire: pairs with the release in `ring`; what it rang for is on the list when the lock is had.
             const std::uint32_t seen = bell_.load(std::memory_order_acquire);
             bool is_closing = false;
             operation* one = with(lock_, [&] {
@@ -221,8 +224,8 @@ private:
     void work() noexcept {
         ::pthread_setname_np(::pthread_self(), "xmm-soft-queue");
         sleep_precisely();
-        std::uint64_t value =
-            finished_.load(std::memory_order_relaxed) + 1;  // only the worker writes it
+        // relaxed: only the worker writes it, and the slot's worker before this one was joined.
+        std::uint64_t value = finished_.load(std::memory_order_relaxed) + 1;
         while (operation* one = next()) {
             // A host call is made in any case: its caller may have to free something there.
             if (!is_lost() || one->what == operation::kind::call) {
@@ -248,6 +251,7 @@ private:
         }
     }
     void finish(std::uint64_t value) noexcept {
+        // release: pairs with the acquire in is_done.
         finished_.store(value, std::memory_order_release);
         finishes_.fetch_add(1, std::memory_order_seq_cst);
         // seq_cst on both sides: either the waiter sees the new count or we see the waiter.
@@ -269,8 +273,9 @@ private:
         using enum operation::kind;
         switch (one.what) {
             case zero:
-                make_present(one.to);
-                xmm::detail::populate(one.to, access::read_write);
+                if (!make_present(one.to)) {
+                    static_cast<void>(xmm::detail::populate(one.to, access::read_write));
+                }
                 std::memset(to_pointer(one.to.begin), 0, one.to.bytes);
                 return true;
             case await: around_.await(around_.driver, one.point); return true;
@@ -281,16 +286,19 @@ private:
     }
 
     // Whole pages of frames that have no memory yet get huge pages: sooner, and for a copy not in the link's time.
-    void make_present(va_range to) const noexcept {
-        if (to.begin % page_bytes == 0 && to.bytes % page_bytes == 0 &&
-            around_.owns(around_.driver, to.begin)) {
-            xmm::detail::populate_huge(to);
+    // False: something else, and left as it is.
+    bool make_present(va_range to) const noexcept {
+        if (to.begin % page_bytes != 0 || to.bytes % page_bytes != 0 ||
+            !around_.owns(around_.driver, to.begin)) {
+            return false;
         }
+        xmm::detail::populate_huge(to);
+        return true;
     }
     void move_bytes(const operation& one) noexcept {
         device* source = around_.device_at(around_.driver, one.from);
         device* target = around_.device_at(around_.driver, one.to.begin);
-        make_present(one.to);
+        static_cast<void>(make_present(one.to));
         // Within one device nothing crosses the link.
         lane* out = source != nullptr && source != target ? &source->out() : nullptr;
         lane* in = target != nullptr && source != target ? &target->in() : nullptr;

@@ -176,8 +176,8 @@ public:
                 return outcome;
             }
             slot.is_taken = true;
-            slot.id.store(id.value,
-                          std::memory_order_release);  // pairs with the acquire in find_queue
+            // release: pairs with the acquire in find_queue; the queue is open before it is found.
+            slot.id.store(id.value, std::memory_order_release);
             return id;
         }
         return fail(errc::no_memory, "256 queues are in use");
@@ -185,6 +185,7 @@ public:
     // Lets the submitted work finish. Not from a host call of that queue.
     void queue_destroy(queue_id id) noexcept {
         queue_slot& slot = slot_of(id);
+        // relaxed, both: who destroys a queue knows of it by other ways, and the lock hands the slot on to the next.
         XMM_ASSERT(slot.id.load(std::memory_order_relaxed) == id.value,
                    "destroyed a queue that is gone");
         slot.id.store(0, std::memory_order_relaxed);
@@ -337,7 +338,7 @@ public:
 
     // ---- beside the backend
 
-    static constexpr const char* native_kind = "soft/1";
+    static constexpr const char* native_kind = "soft/2";
     [[nodiscard]] driver* native() noexcept { return this; }
 
     // Runs the kernel in queue order and destroys it; on failure it is the caller's still.
@@ -483,6 +484,7 @@ private:
     }
     [[nodiscard]] queue* find_queue(queue_id id) const noexcept {
         queue_slot& slot = slot_of(id);
+        // acquire: pairs with the release in queue_create.
         return slot.id.load(std::memory_order_acquire) == id.value ? &slot.work : nullptr;
     }
     [[nodiscard]] static status no_queue() noexcept {

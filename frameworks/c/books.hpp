@@ -209,7 +209,7 @@ private:
     };
 
     void* keep_locked(entry one) {
-        xmm::detail::pin_this_object();  // what ends the queue is a function of this library
+        xmm::detail::keep_this_object();  // what ends the queue is a function of this library
         void* handle = one.line.get();
         queues_.emplace(handle, std::move(one));
         return handle;

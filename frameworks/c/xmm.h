@@ -29,7 +29,7 @@
 /* The same as in xmm/core/config.hpp, where both are included. */
 #ifndef XMM_VERSION_MAJOR
 #define XMM_VERSION_MAJOR 0
-#define XMM_VERSION_MINOR 2
+#define XMM_VERSION_MINOR 3
 #define XMM_VERSION_PATCH 0
 #endif
 #define XMM_VERSION (XMM_VERSION_MAJOR * 10000 + XMM_VERSION_MINOR * 100 + XMM_VERSION_PATCH)
@@ -75,7 +75,7 @@ enum {
 
 /* XMM_VERSION of the library that is loaded. */
 XMM_API uint32_t xmm_version(void) XMM_NOEXCEPT;
-/* "0.2.0" */
+/* "0.3.0" */
 XMM_API const char* xmm_version_text(void) XMM_NOEXCEPT;
 /* "no memory", ...; "?" for what is no status. */
 XMM_API const char* xmm_status_name(xmm_status status) XMM_NOEXCEPT;

@@ -32,6 +32,28 @@ for compiler in ("no-such-launcher g++", "no-such-launcher g++ -isystem no-such-
         raise SystemExit(f"{compiler}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
 print("dev: a compiler may be called through another program")
 
+# Each compiler has its folder, and each set of options.
+FOLDERS = """
+source <(sed -n '/^folder_for() {/,/^}/p' "$0")
+default_compiler=g++ compiler=$1 compiler_name=$2
+folder_for build
+"""
+
+
+def folder_of(compiler, name):
+    return subprocess.run(["bash", "-c", FOLDERS, ROOT / "dev", compiler, name], check=True, capture_output=True,
+                          text=True, timeout=60).stdout.strip()
+
+
+for compiler, name, start in (("g++", "g++", "build"), ("clang++-16", "clang++-16", "build-clang++-16"),
+                              ("ccache g++ -I/opt/x", "g++", "build-g++-"), ("/opt/bin/g++", "/opt/bin/g++", "build-g++-")):
+    found = folder_of(compiler, name)
+    if not found.startswith(start) or "/" in found or (not start.endswith("-") and found != start):
+        raise SystemExit(f"{compiler}: builds in {found}")
+if folder_of("ccache g++ -I/opt/x", "g++") == folder_of("ccache g++ -I/else/x", "g++"):
+    raise SystemExit("other options build in the same folder")
+print("dev: each compiler has its folder")
+
 with tempfile.TemporaryDirectory() as folder:
     shutil.copy(ROOT / "dev", folder)
     header = pathlib.Path(folder) / "include" / "one.hpp"

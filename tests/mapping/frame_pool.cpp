@@ -174,6 +174,35 @@ TEST_CASE("frame_pool: the pools of a node keep together what one may keep") {
     CHECK(book.used() == 0);
 }
 
+TEST_CASE("frame_pool: what idle pools keep costs a pool that works nothing") {
+    test::paper_driver driver;
+    ledger book;
+    book.open(64_MiB);
+    frame_pool idle, busy;
+    idle.open(backend_ref{driver}, node_id{7}, 0, true, book, 16_MiB);
+    busy.open(backend_ref{driver}, node_id{7}, 0, true, book, 4_MiB);
+    std::vector<frame_record*> taken;
+    for (int i = 0; i < 8; ++i) {
+        taken.push_back(idle.take(2_MiB).value());
+    }
+    for (frame_record* one : taken) {
+        idle.give_back(*one);
+    }
+    REQUIRE(idle.free_bytes() == 16_MiB);
+    for (int round = 0; round < 10; ++round) {
+        frame_record* one = busy.take(2_MiB).value();
+        busy.give_back(*one);
+    }
+    CHECK(driver.frame_calls == 9);  // the busy one's is made once
+    CHECK(driver.dropped.size() == 1);
+    CHECK(busy.free_bytes() == 2_MiB);
+    CHECK(idle.free_bytes() == 14_MiB);
+    CHECK(book.most_kept_bytes() == 16_MiB);
+    idle.open(backend_ref{driver}, node_id{7}, 0, true, book, 0);
+    CHECK(book.most_kept_bytes() == 4_MiB);  // one that is gone allows nothing
+    CHECK(book.kept_bytes() == 2_MiB);
+}
+
 TEST_CASE("frame_pool: a device that is lost meanwhile costs no more free frames") {
     pool_rig r;
     frame_record* small[3] = {r.take(), r.take(), r.take()};
@@ -248,6 +277,39 @@ TEST_CASE("frame_pool: one that is opened anew or ends is asked no more") {
     frame_record* all = r.take(4_MiB);
     CHECK(r.pool.take(2_MiB).code() == errc::no_memory);
     r.pool.give_back(*all);
+}
+
+TEST_CASE("frame_pool: who measures knows of frames that are being made and dropped") {
+    struct asking_driver : test::paper_driver {
+        result<frame> frame_create(node_id node, std::size_t bytes) noexcept {
+            CHECK(!book->changes_if_quiet());
+            CHECK(book->used() == 2_MiB);
+            return paper_driver::frame_create(node, bytes);
+        }
+        void frame_drop(frame f) noexcept {
+            CHECK(!book->changes_if_quiet());
+            CHECK(book->used() == 2_MiB);
+            paper_driver::frame_drop(f);
+        }
+        ledger* book = nullptr;
+    };
+    asking_driver driver;
+    ledger book;
+    book.open(2_MiB);
+    driver.book = &book;
+    frame_pool pool;
+    pool.open(backend_ref{driver}, node_id{7}, 0, false, book, SIZE_MAX);
+    CHECK(book.changes_if_quiet() == 0u);
+    auto one = pool.take(2_MiB);
+    REQUIRE(one);
+    CHECK(book.changes_if_quiet() == 1u);
+    CHECK(!pool.take(2_MiB));
+    CHECK(book.changes_if_quiet().has_value());
+    pool.give_back(**one);
+    const std::uint64_t before = book.changes_begun();
+    pool.trim(0);
+    CHECK(book.changes_if_quiet() == before + 1);
+    CHECK(book.used() == 0);
 }
 
 TEST_CASE("frame_pool: pools that starve each other end while they do") {

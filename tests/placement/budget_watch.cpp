@@ -77,6 +77,7 @@ struct watched_paper : paper_driver {
             return bytes_each - taken;
         }
         // Somebody creates a frame just now.
+        const ledger::change under_way{*book};
         taken += 8_MiB;
         CHECK(book->try_reserve(8_MiB));
         return bytes_each - taken;
@@ -194,12 +195,62 @@ TEST_CASE("budget: what is created while the driver is asked is ours all the sam
     CHECK(device.book->used() == 16_MiB);
     CHECK(device.book->capacity() == paper.bytes_each - 4_MiB);
     // Who creates without pause holds nobody up.
+    const std::size_t capacity = 512_MiB;
+    device.book->set_capacity(capacity);
     paper.looks = 0;
     paper.takes = 100;
     paper.bytes_each = 1_GiB;
     CHECK(engine.budgets.measure(device));
     CHECK(paper.looks < 10);
+    CHECK(device.book->capacity() == capacity);  // no guess
     device.book->release(paper.taken);
+}
+
+TEST_CASE("budget: a frame on its way is not taken for one that is ours and free") {
+    watched_paper paper;
+    paper.ids = {register_device_node("paper")};
+    rig r;
+    REQUIRE(r.of().attach(paper));
+    auto& engine = r.of().state().engine;
+    engine.budgets.stop();  // no looks but ours
+    xmm::node& device = *r.of().state().core.find_node(paper.ids[0]);
+    const std::size_t capacity = device.book->capacity();
+    REQUIRE(capacity == paper.bytes_each - 4_MiB);
+    paper.taken = 20_MiB;  // somebody else's
+    {
+        const ledger::change under_way{*device.book};
+        REQUIRE(device.book->try_reserve(8_MiB));  // and the driver has not been asked yet
+        CHECK(engine.budgets.measure(device));
+        CHECK(device.book->capacity() == capacity);
+        paper.taken += 8_MiB;
+    }
+    CHECK(engine.budgets.measure(device));
+    CHECK(device.book->capacity() == capacity - 20_MiB);
+    // One that goes, and comes, between the looks leaves as many bytes charged as before.
+    struct passing : watched_paper {
+        result<std::size_t> free_bytes(node_id) noexcept {
+            if (looks++ < 3) {
+                const ledger::change under_way{*book};
+                CHECK(book->try_reserve(8_MiB));
+                book->release(8_MiB);
+                return bytes_each;  // without anybody's
+            }
+            return bytes_each - taken;
+        }
+    };
+    passing other;
+    other.ids = {register_device_node("paper")};
+    other.looks = 3;
+    REQUIRE(r.of().attach(other));
+    engine.budgets.stop();
+    xmm::node& second = *r.of().state().core.find_node(other.ids[0]);
+    other.book = second.book;
+    other.looks = 0;
+    other.taken = 12_MiB;
+    CHECK(engine.budgets.measure(second));
+    CHECK(other.looks == 4);
+    CHECK(second.book->capacity() == capacity - 12_MiB);
+    device.book->release(8_MiB);
 }
 
 TEST_CASE("budget: where a thread's record cannot be had it is as where the thread cannot") {

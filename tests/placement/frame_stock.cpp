@@ -35,7 +35,7 @@ static_assert(backend<steered_paper> && !owns_frames<steered_paper>);
 struct other_pool : frame_keeper {
     explicit other_pool(ledger& all) : book{all} {
         REQUIRE(book.try_reserve(frames * 2_MiB));
-        book.add_keeper(*this);
+        book.add_keeper(*this, SIZE_MAX);
     }
     ~other_pool() { book.remove_keeper(*this); }
     bool drop_oldest() noexcept override {

@@ -100,15 +100,58 @@ TEST_CASE("reclaim: memory that is no frame is charged, and pages make room for 
     CHECK(r.state(page_of(data, 11)) == residency::on_device);
     // More than there will ever be moves nothing.
     const auto moved = r.usage(r.device()).used;
-    CHECK(frames.reserve(device, 25_MiB).code == errc::no_memory);
+    CHECK(frames.reserve(device, 25_MiB).code() == errc::no_memory);
     CHECK(frames.last_shortage().bytes == 25_MiB);
     CHECK(r.usage(r.device()).used == moved);
     // What is charged already does not go.
-    CHECK(frames.reserve(device, 16_MiB).code == errc::no_memory);
+    CHECK(frames.reserve(device, 16_MiB).code() == errc::no_memory);
     CHECK(r.usage(r.device()).used >= 10_MiB);
     device.book->release(10_MiB);
     CHECK(r.of().is_valid());
     CHECK(count_wrong<std::uint64_t>(data, 24_MiB, 1) == 0);
+    REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
+}
+
+TEST_CASE(
+    "reclaim: who finds nothing waits for one that is at work, however many end with nothing") {
+    rig r;
+    auto* data = r.map(4_MiB);
+    REQUIRE(r.of().advise(r.device(), data, 4_MiB, advice::pin));
+    REQUIRE(r.of().set_budget(r.device(), 4_MiB));
+    auto& frames = r.of().state().engine.frames;
+    xmm::node& device = *r.of().state().core.find_node(r.device());
+    // One that takes long, made of its marks.
+    device.reclaims.fetch_add(1);
+    std::atomic<bool> is_answered{false};
+    bool is_had = false;
+    std::thread waiting{[&] {
+        result<frame_record*> got = frames.obtain(device, 2_MiB);
+        is_had = static_cast<bool>(got);
+        is_answered = true;
+        if (got) {
+            device.pool.give_back(**got);
+        }
+    }};
+    const auto end = [&] {
+        device.reclaims_ended.fetch_add(1);
+        xmm::detail::futex_wake(device.reclaims_ended, INT32_MAX);
+    };
+    for (int others = 0; others < 300 && !is_answered; ++others) {
+        end();
+        nap(1);
+    }
+    CHECK(!is_answered);
+    device.book->set_budget(6_MiB);  // what it won
+    device.reclaims_won.fetch_add(1);
+    device.reclaims.fetch_sub(1);
+    end();
+    waiting.join();
+    CHECK(is_had);
+    // None is at work: nobody waits.
+    device.book->set_budget(4_MiB);
+    device.pool.trim(0);
+    CHECK(frames.obtain(device, 2_MiB).code() == errc::no_memory);
+    REQUIRE(r.of().advise(r.device(), data, 4_MiB, advice::unpin));
     REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
 }
 

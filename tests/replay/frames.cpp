@@ -126,7 +126,7 @@ TEST_CASE("in front of a backend its frames are made for real, and timed if aske
         options.is_timed = is_timed;
         rig it{options};
         const auto made = [&] {
-            auto about = static_cast<soft::driver*>(soft.ref().native("soft/1"));
+            auto about = static_cast<soft::driver*>(soft.ref().native(soft::driver::native_kind));
             return about->statistics(soft.node());
         };
         const address a = it.reserve(64_MiB, 32_MiB);

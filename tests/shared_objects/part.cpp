@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// part.cpp - a shared object that embeds xmm with hidden visibility, and what the program asks of it.
+// part.cpp - a shared object that embeds xmm, and what the program asks of it.
 #include "part.hpp"
 
 #define XMM_PART_EXPORT extern "C" __attribute__((visibility("default")))
 
 XMM_PART_EXPORT void part_look(part::view* to) { *to = part::look(); }
+
+// By code that is this shared object's own, whatever it shows.
+XMM_PART_EXPORT int part_ask() {
+    return xmm::registry::object<part::shared_object>().built.load(std::memory_order_relaxed);
+}
 
 // With this shared object's own code.
 XMM_PART_EXPORT int part_serve_a_page() {

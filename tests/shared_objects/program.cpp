@@ -26,6 +26,7 @@ struct loaded {
     void* handle;
     const char* path;
     void (*look)(part::view*);
+    int (*ask)();
     int (*serve_a_page)();
     int (*rearm)();
     int (*is_service_thread)();
@@ -34,12 +35,14 @@ struct loaded {
     void (*unlock)(xmm::detail::turn*);
     int (*has_turn)(const xmm::detail::turn*);
 
-    explicit loaded(const char* from) : handle{::dlopen(from, RTLD_NOW | RTLD_LOCAL)}, path{from} {
+    explicit loaded(const char* from, int scope = RTLD_LOCAL)
+        : handle{::dlopen(from, RTLD_NOW | scope)}, path{from} {
         if (handle == nullptr) {
             std::fprintf(stderr, "%s\n", ::dlerror());
             std::exit(1);
         }
         look = find<void(part::view*)>("part_look");
+        ask = find<int()>("part_ask");
         serve_a_page = find<int()>("part_serve_a_page");
         rearm = find<int()>("part_rearm");
         is_service_thread = find<int()>("part_is_service_thread");
@@ -205,6 +208,18 @@ void left_with_others(const char* one, const char* other) {
     EXPECT(a.is_still_there());
 }
 
+// Two of one lookup scope, which may show all they have: who asks has it from its own code, and is kept for it.
+void in_one_scope(const char* one, const char* other) {
+    const loaded a{one, RTLD_GLOBAL};
+    const loaded b{other, RTLD_GLOBAL};
+    EXPECT(a.ask() == 1);
+    EXPECT(b.ask() == 1);
+    b.close();
+    EXPECT(b.is_still_there());
+    EXPECT(b.ask() == 1);
+    expect_same(a.view(), part::look());
+}
+
 // Ends with everything loaded, in whatever order the C library takes it down.
 void leave_open(const char* one, const char* other) {
     const loaded a{one};
@@ -228,6 +243,7 @@ const scenario scenarios[] = {
     {"leave_open", leave_open},
     {"turns", turns},
     {"left_with_others", left_with_others},
+    {"in_one_scope", in_one_scope},
 };
 
 }  // namespace

@@ -65,6 +65,20 @@ for program in $programs; do
 done
 echo "$runs runs, one registry in each"
 
+# The same, where they show all their functions to each other.
+shown="-shared -fPIC -fvisibility=default -fno-visibility-inlines-hidden"
+build "$gcc" "$work/gcc_shown.so" part.cpp "$shown"
+[ -n "$flags" ] && clang=$gcc
+build "$clang" "$work/clang_shown.so" part.cpp "$shown"
+runs=0
+for order in "$work/gcc_shown.so $work/clang_shown.so" "$work/clang_shown.so $work/gcc_shown.so" \
+    "$work/by_gcc.so $work/by_clang.so"; do
+    # shellcheck disable=SC2086
+    timeout 60 "$work/program_gcc" in_one_scope $order || fail "in_one_scope $order"
+    runs=$((runs + 1))
+done
+echo "$runs runs in one lookup scope"
+
 # One of them makes a heap and is unloaded.
 build "$gcc" "$work/heap_one.so" heap_part.cpp "-shared -fPIC"
 build "$gcc" "$work/heap_two.so" heap_part.cpp "-shared -fPIC"
@@ -72,6 +86,15 @@ build "$gcc" "$work/heap_program" heap_program.cpp
 XMM_CONF=cuda:off,soft_devices:1 timeout 60 "$work/heap_program" "$work/heap_one.so" "$work/heap_two.so" ||
     fail "the object that made a heap"
 echo "1 run of an object that made a heap"
+
+# One whose constructor asks for what another thread is making.
+build "$gcc" "$work/plugin.so" plugin.cpp "-shared -fPIC"
+build "$gcc" "$work/plugin_program" plugin_program.cpp "-rdynamic"
+for scenario in object heap; do
+    XMM_CONF=cuda:off,soft_devices:1 timeout 60 "$work/plugin_program" $scenario "$work/plugin.so" ||
+        fail "a constructor that asks for what another thread makes ($scenario)"
+done
+echo "2 runs of a constructor that asks for what another thread makes"
 
 # Without a dynamic linker. The static C library may be missing; hwloc's usually is, and is not needed.
 if [ -z "$flags" ]; then

@@ -4,8 +4,9 @@
 // Model    A policy decides where a device's access is served: from a frame on the device, to which the
 //          page moves, or in place, by mapping host memory over the link. Users' hints come first: a
 //          policy is asked only where they say nothing.
-// Threads  Asked from any thread, by one of a space at a time, with a page lock held: it must not block, allocate,
-//          call the space or touch unified memory. Once the space has another one it is asked no more.
+// Threads  Asked from any thread, by one of a space at a time, with a page lock and a leaf lock of the space's held: it
+//          must not block, allocate or touch unified memory, takes no lock of xmm's and calls nothing of xmm's, of this
+//          space or another. Once the space has another policy it is asked no more.
 #pragma once
 
 #include <concepts>

@@ -57,6 +57,8 @@ enum class lock_rank : std::uint8_t {
     ledger,
     // guards: a counter, a free list, the records of one resource
     // may: compute, call malloc or stdio           may not: take any other lock of ours
+    // but: a space's policy is asked under one, so that it is there while it is asked. That is user code, and bound to
+    //      take none of ours (concepts/policy.hpp)
     leaf,
 };
 

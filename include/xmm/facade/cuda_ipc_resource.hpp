@@ -197,8 +197,9 @@ private:
     // Charged before the driver is asked, which may have less than the ledger believes.
     [[nodiscard]] result<address> take(std::size_t bytes) noexcept {
         reclaimer& frames = state_.engine.frames;
-        if (const status charged = frames.reserve(node_, bytes); !charged) {
-            return charged;
+        const result<ledger::change> charged = frames.reserve(node_, bytes);
+        if (!charged) {
+            return charged.error();
         }
         for (unsigned attempt = 0;; ++attempt) {
             result<address> made = cuda::plain_memory{device_}.allocate(bytes);
@@ -217,6 +218,7 @@ private:
     }
     // What a lost device had is nobody's any more.
     status give(address base, std::size_t bytes) noexcept {
+        const ledger::change under_way{*node_.book};
         const status freed = cuda::plain_memory{device_}.free(base);
         if (!freed && freed.code != errc::device_lost) {
             return freed;

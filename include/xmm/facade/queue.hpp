@@ -38,8 +38,9 @@ public:
         std::swap(at_end_, taken.at_end_);
         return *this;
     }
-    // Waits for the work in it. While it is being captured that cannot be: then the heaps are not told that it is over,
-    // and frames that its work may use are taken by nobody.
+    // Waits for the work in it. That cannot be while it is being captured, nor where the driver has no room for a
+    // ticket for seconds (no_memory: synchronize_in_turn). Then the heaps are not told that it is over, and frames that
+    // its work may use are taken by nobody.
     ~queue() {
         if (id_.value != 0) {
             const status ended = synchronize_in_turn();

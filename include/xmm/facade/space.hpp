@@ -67,6 +67,8 @@ public:
         if (status alive = state_->check_alive(); !alive) {
             return alive;
         }
+        detail::
+            keep_this_object();  // the driver's functions are its own; before the lock: see there
         std::lock_guard guard{state_->attach_order};
         return state_->engine.attach_devices(backend_ref{driver});
     }

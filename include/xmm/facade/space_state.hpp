@@ -142,10 +142,10 @@ public:
             return fail(errc::unsupported,
                         "a heap needs frames: this driver owns its pages (CUDA's mode `managed`)");
         }
+        detail::keep_this_object();  // the heap's functions are its own; before the lock: see there
         std::lock_guard guard{heaps_order_};
         std::unique_ptr<device_heap>& one = heaps_[(*at)->slot];
         if (one == nullptr) {
-            detail::pin_this_object();  // the heap's functions are this object's
             one.reset(new (std::nothrow) device_heap{core, engine, **at});
         }
         return one != nullptr ? result<xpu_malloc*>{&one->heap()}

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // frame_pool.hpp - the physical frames of one node that back nothing at the moment.
 //
-// Model    A frame freed is kept for the next request of its size, up to `kept_bytes` in all pools of the node
-//          together; a request that the ledger or the driver refuses drops frames of other sizes first, then those
-//          that other pools of the process keep on the node. Creation is charged to the node's ledger before the
-//          driver is asked.
+// Model    A frame freed is kept for the next request of its size; all pools of the node together keep up to the
+//          largest `kept_bytes` among them, and beyond that who keeps most drops. A request that the ledger or the
+//          driver refuses drops frames of other sizes first, then those that other pools of the process keep on
+//          the node. Creation is charged to the node's ledger before the driver is asked.
 // Threads  Any. One lock, rank frame_pool, guards the list; it is not held while the driver creates or drops a
 //          frame, so that several threads may do so at once.
 // Failure  take() is all or nothing; it never reclaims: the caller does, and tries again.
@@ -34,20 +34,20 @@ public:
         slot_ = slot;
         is_host_ = is_host;
         book_ = &book;
-        kept_bytes_ = kept_bytes;
-        book.add_keeper(*this);
+        book.add_keeper(*this, kept_bytes);
     }
 
     [[nodiscard]] result<frame_record*> take(std::size_t bytes) noexcept {
         if (frame_record* kept = with(lock_, [&] { return take_kept_locked(bytes); })) {
             return kept;
         }
-        while (!book_->try_reserve(bytes)) {
-            if (!drop_any()) {
-                return fail(errc::no_memory, "the node's budget is used up");
+        do {
+            const ledger::change under_way{*book_};
+            if (book_->try_reserve(bytes)) {
+                return create(bytes);
             }
-        }
-        return create(bytes);
+        } while (drop_any());
+        return fail(errc::no_memory, "the node's budget is used up");
     }
 
     // The frame backs nothing any more and is mapped nowhere. Its contents are stale.
@@ -58,10 +58,8 @@ public:
             free_.push_back(record);
             count_free_locked(static_cast<std::ptrdiff_t>(record.backing.bytes));
         });
-        while (book_->kept_bytes() > kept_bytes_ || book_->used() > book_->limit()) {
-            if (!drop_oldest()) {
-                break;
-            }
+        book_->drop_excess();
+        while (book_->used() > book_->limit() && drop_oldest()) {
         }
     }
 
@@ -94,7 +92,7 @@ private:
     }
     void count_free_locked(std::ptrdiff_t bytes) noexcept {
         free_bytes_ += static_cast<std::size_t>(bytes);
-        book_->count_kept(bytes);
+        book_->count_kept(*this, bytes);
     }
     // The bytes are reserved.
     result<frame_record*> create(std::size_t bytes) noexcept {
@@ -137,6 +135,7 @@ private:
         if (oldest == nullptr) {
             return false;
         }
+        const ledger::change under_way{*book_};
         driver_.frame_drop(oldest->backing);
         book_->release(oldest->backing.bytes);
         oldest->backing = {};
@@ -154,7 +153,6 @@ private:
     std::uint8_t slot_ = 0;
     bool is_host_ = false;
     ledger* book_ = nullptr;
-    std::size_t kept_bytes_ = 0;
 };
 
 }  // namespace xmm

@@ -2,12 +2,11 @@
 // host_memory.hpp - what the kernel says about host memory: nodes, limits, what is mapped.
 //
 // Model    Raw system calls and files of /proc and /sys; nothing is kept.
-// Threads  Any. Nothing here allocates; errno is left as it was.
+// Threads  Any. Nothing here allocates; errno is left as it was, but where a function speaks of it.
 // Failure  Limits that cannot be read are "none"; a refused call is a status with its errno.
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <string_view>
@@ -42,6 +41,14 @@ enum class binding : std::uint8_t {
 }
 
 namespace detail {
+
+struct errno_keeper {
+    int before = errno;
+    errno_keeper() = default;
+    errno_keeper(const errno_keeper&) = delete;
+    errno_keeper& operator=(const errno_keeper&) = delete;
+    ~errno_keeper() { errno = before; }
+};
 
 // mmap by its number. To the thread sanitizer the library's mmap is a write to the whole range, which
 // would race with every thread that uses the addresses; but who changes a mapping under its users (a
@@ -80,48 +87,22 @@ private:
     bool is_empty_ = true;
 };
 
-// Faults a mapped range in at once, as `wanted` would OS page by OS page; contents stay. Best effort: what a
-// kernel before 5.14, or one short of memory, leaves out comes in by access. The range must not be a hole
-// of the fault trap: the call would wait for who serves it.
-inline void populate(va_range range, access wanted) noexcept {
+// Faults a mapped range in at once, as `wanted` would OS page by OS page; contents stay. What a kernel before 5.14
+// (unsupported), or one short of memory, leaves out comes in by access. The range must not be a hole of the fault trap:
+// the call would wait for who serves it.
+inline status populate(va_range range, access wanted) noexcept {
     constexpr int populate_read =
         22;  // MADV_POPULATE_READ and _WRITE, which older C libraries do not name
     constexpr int populate_write = 23;
-    ::madvise(to_pointer(range.begin), range.bytes,
-              has_write(wanted) ? populate_write : populate_read);
-}
-
-// The same for writing, of a mapping of a memory file with whole pages of page_bytes: those that have nothing yet come
-// as huge pages, where the kernel makes them on request (MADV_COLLAPSE, Linux 6.1: whatever its setting for shared
-// memory says). That takes a third of the time that OS pages take.
-inline void populate_huge(va_range range) noexcept {
-    constexpr int collapse = 25;  // which older C libraries do not name
-    // Where memory is scattered the kernel looks long for a huge page in vain: after a refusal so many calls go
-    // without. relaxed: a guess, and each shared object's own.
-    constexpr unsigned calls_after_refusal = 64;
-    static constinit std::atomic<unsigned> calls_to_skip{0};
-    const unsigned skipped = calls_to_skip.load(std::memory_order_relaxed);
-    bool is_granted = skipped == 0;
-    calls_to_skip.store(is_granted ? 0 : skipped - 1, std::memory_order_relaxed);
-    for (address at = range.begin; at < range.end() && is_granted; at += page_bytes) {
-        const va_range first{at, os_page_bytes()};
-        unsigned char is_there = 1;
-        if (::mincore(to_pointer(at), first.bytes, &is_there) == 0 && (is_there & 1) == 0) {
-            populate(first, access::read_write);  // of nothing it makes nothing
-            is_granted = ::madvise(to_pointer(at), page_bytes, collapse) == 0;
-            calls_to_skip.store(is_granted ? 0 : calls_after_refusal, std::memory_order_relaxed);
-        }
+    const errno_keeper keep;
+    if (::madvise(to_pointer(range.begin), range.bytes,
+                  has_write(wanted) ? populate_write : populate_read) == 0) {
+        return {};
     }
-    populate(range, access::read_write);
+    return errno == EINVAL
+               ? fail(errc::unsupported, "the kernel is too old to bring memory in ahead", errno)
+               : fail(errc::no_memory, "the host has no memory to bring in", errno);
 }
-
-struct errno_keeper {
-    int before = errno;
-    errno_keeper() = default;
-    errno_keeper(const errno_keeper&) = delete;
-    errno_keeper& operator=(const errno_keeper&) = delete;
-    ~errno_keeper() { errno = before; }
-};
 
 }  // namespace detail
 

@@ -56,9 +56,12 @@ namespace detail {
     std::abort();
 }
 
+// What is here for each shared object by itself is hidden, whatever else the object shows: where two of one lookup
+// scope show their functions, the second one's calls would run the first one's code, on the first one's data.
+
 // Keeps the shared object whose code this is from ever being unloaded. The main program and static
 // programs, which have no name to the linker, need no pin.
-inline void pin_this_object() noexcept {
+[[gnu::visibility("hidden")]] inline void pin_this_object() noexcept {
     Dl_info info{};
     link_map* map = nullptr;
     if (::dladdr1(&xmm_this_object, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0 ||
@@ -71,11 +74,11 @@ inline void pin_this_object() noexcept {
     }
 }
 
-// Hidden, so that each shared object has its own, whatever else it shows.
 [[gnu::visibility("hidden")]] inline std::atomic<bool> is_this_object_kept{false};
 
-// For who leaves code of this shared object, or pointers into it, with an object that others made.
-inline void keep_this_object() noexcept {
+// For who leaves code of this shared object, or pointers into it, with an object that others made. Takes the dynamic
+// linker's lock, the first time: call it with no lock held that a constructor of a library might want.
+[[gnu::visibility("hidden")]] inline void keep_this_object() noexcept {
     // relaxed: to pin it twice does no harm.
     if (!is_this_object_kept.load(std::memory_order_relaxed)) {
         pin_this_object();
@@ -83,7 +86,7 @@ inline void keep_this_object() noexcept {
     }
 }
 
-// Standard libraries lay out their types differently; objects with such members are shared by one only.
+// Standard libraries lay out their types differently, and so do versions: objects are shared by those of one of each.
 inline constexpr std::uint32_t registry_object_abi = (XMM_VERSION_MAJOR << 16) |
                                                      (XMM_VERSION_MINOR << 8) |
 #if defined(_LIBCPP_VERSION)
@@ -180,11 +183,13 @@ public:
 
     // The T of this process, built by its default constructor on first use and never destroyed.
     // T names itself: `static constexpr const char* registry_key = "fault_trap/1"` (at most 39
-    // characters; a new number for a new layout). Every shared object that asks for it stays loaded: it may leave
-    // code of its own in there. Concurrent first calls build once. Aborts if this name has another size or
-    // standard library.
+    // characters; a new number for a new layout of T itself). What other shared objects reach from it by pointers with
+    // inline code of theirs (nodes, ledgers, a driver's queues) has no key of its own: when the layout of that changes,
+    // XMM_VERSION_MINOR is raised, which is part of every key. Every shared object that asks for T stays loaded: it may
+    // leave code of its own in there. Concurrent first calls build once. Aborts if this name has another size, or is of
+    // another version or standard library.
     template <class T>
-    static T& object() {
+    [[gnu::visibility("hidden")]] static T& object() {
         static_assert(std::is_default_constructible_v<T>);
         // acquire: pairs with the release below; the object was built before.
         T* known = known_object<T>.load(std::memory_order_acquire);
@@ -192,7 +197,7 @@ public:
     }
     // The same; null, and nothing has changed, if there is no memory to build it in.
     template <class T>
-    static T* try_object() {
+    [[gnu::visibility("hidden")]] static T* try_object() {
         static_assert(std::is_default_constructible_v<T>);
         T* known = known_object<T>.load(std::memory_order_acquire);  // acquire: as above
         return known != nullptr ? known : find_or_build<T>(true);
@@ -318,12 +323,14 @@ private:
     }
 
     template <class T>
-    [[gnu::noinline]] static T* find_or_build(bool may_fail) {
+    [[gnu::visibility("hidden")]] [[gnu::noinline]] static T* find_or_build(bool may_fail) {
         static_assert(sizeof(T) <= 64 << 20);
+        // First: the dynamic linker's lock is taken for it, and who holds that, a constructor of a library that is
+        // being loaded, may ask for the same T.
+        detail::keep_this_object();
         T* at = static_cast<T*>(instance().object_of(
             T::registry_key, sizeof(T), [](void* memory) { ::new (memory) T; }, may_fail));
         if (at != nullptr) {
-            detail::keep_this_object();
             // release: pairs with the acquire in object and try_object.
             known_object<T>.store(at, std::memory_order_release);
         }
@@ -379,7 +386,6 @@ private:
             detail::futex_wake_all(mine.state);
             return false;
         }
-        detail::pin_this_object();
         try {
             build(memory);
         } catch (...) {

@@ -6,8 +6,9 @@
 //          more than that, pages are demoted and idle frames of heaps given back. Only devices that are to keep a
 //          headroom, and whose driver can tell, are watched; without one there is no thread.
 // Threads  One of its own. measure() from any.
-// Failure  A driver that does not answer leaves the capacity as it was. Pinned and used pages may keep a node above
-//          its limit until the next look. Where no thread is to be had the first look is the only one.
+// Failure  A driver that does not answer, or frames that come and go without pause, leave the capacity as it was.
+//          Pinned and used pages may keep a node above its limit until the next look. Where no thread is to be had
+//          the first look is the only one.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include <xmm/os/registry.hpp>
@@ -39,7 +41,7 @@ public:
         if (!measure_all() || thread_.joinable()) {
             return;
         }
-        detail::keep_this_object();  // for the thread
+        detail::keep_this_object();  // for the thread; kept already where locks are held
         try {
             const detail::signals_blocked quiet;  // signals belong to the program's own threads
             thread_ = std::thread{[this] { watch(); }};
@@ -72,25 +74,34 @@ public:
             const std::size_t tables = host_bytes / one.about.host_bytes_per_table_byte;
             one.book->set_overhead(align_up(tables, page_bytes) + page_bytes);
         }
-        // What is created, or dropped, between the two looks counts neither as ours nor as free, or twice: once more.
-        std::size_t ours = 0;
-        bool is_settled = false;
-        for (unsigned tries = 0; tries < 4 && !is_settled; ++tries) {
+        // What is being created, or dropped, at a look counts as ours and as free: once more, when it is done.
+        for (unsigned tries = 0; tries < 8; ++tries) {
+            const std::optional<std::uint64_t> changes = one.book->changes_if_quiet();
+            if (!changes) {
+                std::this_thread::sleep_for(std::chrono::milliseconds{1});
+                continue;
+            }
             const std::size_t used = one.book->used();
-            result<std::size_t> free = one.driver.free_bytes(one.id);
+            const result<std::size_t> free = one.driver.free_bytes(one.id);
             if (!free) {
                 return true;
             }
-            ours = used + *free;
-            is_settled = used == one.book->used();
+            // What is charged alone, on behalf of a driver that owns the pages, is no change: so both are asked.
+            if (used == one.book->used() && *changes == one.book->changes_begun()) {
+                set_capacity(one, used + *free);
+                return true;
+            }
         }
-        const std::size_t headroom = std::min(one.about.headroom_bytes, one.about.bytes);
-        one.book->set_capacity(
-            std::min(ours > headroom ? ours - headroom : 0, one.about.bytes - headroom));
-        return true;
+        return true;  // the next look may meet more quiet
     }
 
 private:
+    // ours: what we hold and what is free.
+    static void set_capacity(node& one, std::size_t ours) noexcept {
+        const std::size_t headroom = std::min(one.about.headroom_bytes, one.about.bytes);
+        one.book->set_capacity(
+            std::min(ours > headroom ? ours - headroom : 0, one.about.bytes - headroom));
+    }
     bool measure_all() noexcept {
         bool is_any = false;
         for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {

@@ -303,7 +303,7 @@ private:
 
     placement_choice choose(const granule& page, const attempt& state,
                             bool is_first) const noexcept {
-        // Under the lock, so that the policy is there while it is asked.
+        // Under the lock, so that the policy is there while it is asked; that is short, as concepts/policy.hpp has it.
         std::lock_guard guard{policy_lock_};
         return policy_.choose({state.from.id, state.wanted, page.va.bytes, is_first});
     }

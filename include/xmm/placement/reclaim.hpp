@@ -13,6 +13,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <thread>
 
@@ -34,6 +35,8 @@ class reclaimer {
 public:
     static constexpr std::size_t batch_bytes = std::size_t{32} << 20;
     static constexpr unsigned shrinking_threads = 4;
+    static constexpr std::chrono::seconds patience{
+        30};  // much more than one batch takes over any link
 
     reclaimer(address_space& space, mover& moves) noexcept : space_{space}, moves_{moves} {}
 
@@ -63,22 +66,25 @@ public:
         }
         return taken;
     }
-    // Charges the node for memory that is no frame; pages go for it as in obtain. Given back to the ledger.
-    [[nodiscard]] status reserve(node& from, std::size_t bytes) noexcept {
+    // Charges the node for memory that is no frame; pages go for it as in obtain. Given back to the ledger. What it
+    // answers is held until the driver has given the memory.
+    [[nodiscard]] result<ledger::change> reserve(node& from, std::size_t bytes) noexcept {
         for (unsigned attempt = 0; attempt < 64 && bytes <= from.book->limit(); ++attempt) {
             // acquire: as in obtain.
             const std::uint32_t seen = from.reclaims_won.load(std::memory_order_acquire);
             do {
+                ledger::change under_way{*from.book};
                 if (from.book->try_reserve(bytes)) {
-                    return {};
+                    return under_way;
                 }
             } while (from.book->drop_free_frame());
             if (reclaim(from, bytes) == 0 && !await_others(from, seen)) {
                 break;
             }
         }
+        ledger::change under_way{*from.book};
         if (from.book->try_reserve(bytes)) {
-            return {};
+            return under_way;
         }
         const status refused = fail(errc::no_memory, "the node's budget is used up");
         const shortage now{from.id, bytes, from.book->used(), from.book->limit(), refused.why};
@@ -227,9 +233,10 @@ private:
     // The last victims may be in others' hands, which is no lack of frames. True: somebody has won some since `seen`
     // was read, so look again. One that ends with nothing is no reason: two who see each other end would never stop.
     static bool await_others(node& from, std::uint32_t seen) noexcept {
-        // Ours has ended. Others wait for nobody on this node: they lead to the host. New ones may come as old ones
-        // end, so not for all of them for ever.
-        for (unsigned waits = 0; waits < 64; ++waits) {
+        // Ours has ended. Others wait for nobody on this node: they lead to the host. How many end with nothing says
+        // nothing of one that is still at work. New ones may come as old ones end, so not for all of them for ever.
+        const auto latest = std::chrono::steady_clock::now() + patience;
+        do {
             // acquire, both: pair with the releases in reclaim. One that has ended here has left `reclaims`, and one
             // that has left `reclaims` is counted below if it won.
             const std::uint32_t ended = from.reclaims_ended.load(std::memory_order_acquire);
@@ -242,7 +249,7 @@ private:
                 return false;
             }
             detail::futex_wait(from.reclaims_ended, ended);
-        }
+        } while (std::chrono::steady_clock::now() < latest);
         return false;
     }
 
