@@ -7,8 +7,8 @@
 //          asks for more when it is past them by 1 MiB; when all together answer for more than the highest peak,
 //          a new peak is looked at, and if there is none, those that asked share what is left up to the highest.
 //          So a block of 1 MiB and more is never missed, and what smaller ones add between two looks may be, below
-//          a new peak is looked at, and if there is none, those that asked share what is left up to the
-//          highest. seen as it was at one moment, all of them at moments close by: a block that one thread
+//          1 MiB a stripe; and threads that go up and down below what they had together share next to nothing. A
+//          stripe is seen as it was at one moment, all of them at moments close by: a block that one thread
 //          allocates and another one frees in between may be counted or missed. Cached small blocks are
 //          counted by class, outside of that moment: of one thread's, the latest may be missed.
 // Threads  Any; a stripe belongs to one thread at a time. One lock (rank leaf) guards the list of
