@@ -16,6 +16,7 @@
 #include <chrono>
 #include <exception>
 #include <thread>
+#include <utility>
 
 #include <xmm/os/signal_mask.hpp>
 #include <xmm/placement/move.hpp>
@@ -75,7 +76,8 @@ public:
             do {
                 ledger::change under_way{*from.book};
                 if (from.book->try_reserve(bytes)) {
-                    return under_way;
+                    return result<ledger::change>{
+                        std::move(under_way)};  // nvcc takes no shorter form
                 }
             } while (from.book->drop_free_frame());
             if (reclaim(from, bytes) == 0 && !await_others(from, seen)) {
@@ -84,7 +86,7 @@ public:
         }
         ledger::change under_way{*from.book};
         if (from.book->try_reserve(bytes)) {
-            return under_way;
+            return result<ledger::change>{std::move(under_way)};
         }
         const status refused = fail(errc::no_memory, "the node's budget is used up");
         const shortage now{from.id, bytes, from.book->used(), from.book->limit(), refused.why};
