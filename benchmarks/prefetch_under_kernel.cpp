@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel that runs over a range while the range is prefetched: its time and its longest wait for one page,
-// against the same kernel that has to fault everything in.
+// A kernel that runs over a range while the range, or another one, is prefetched: its time and its longest wait for one
+// page, against the same kernel that has to fault everything in and has the link to itself.
 #include <xmm/xmm.hpp>
 
 #include <random>
@@ -49,14 +49,16 @@ int main(int argc, char** argv) {
     }
     const std::size_t bytes = chosen.is_short ? 32_MiB : 256_MiB;
     const std::size_t granule = chosen.is_short ? 2_MiB : 8_MiB;
-    auto space = xmm::space::create_soft({{.bytes = 2 * bytes,
+    auto space = xmm::space::create_soft({{.bytes = 4 * bytes,
                                            .link_in_bytes_per_second = link_rate,
                                            .link_out_bytes_per_second = link_rate}})
                      .value();
     const xmm::node_id device = space.devices()[0];
     auto line = space.make_queue(device).value();
     auto* base = static_cast<char*>(space.map(bytes, {.granule_bytes = granule}).value());
+    auto* other = static_cast<char*>(space.map(bytes, {.granule_bytes = granule}).value());
     std::memset(base, 1, bytes);
+    std::memset(other, 1, bytes);
     std::vector<std::size_t> order;
     for (std::size_t at = 0; at < bytes; at += granule) {
         order.push_back(at);
@@ -69,17 +71,22 @@ int main(int argc, char** argv) {
         if (is_shuffled) {
             std::shuffle(order.begin(), order.end(), std::mt19937{3});
         }
-        for (const bool has_prefetch : {false, true}) {
+        for (const auto& [name, prefetched] :
+             {std::pair{"faults only", static_cast<char*>(nullptr)},
+              std::pair{"prefetch beside it", base},
+              std::pair{"prefetch of another range beside it", other}}) {
             std::vector<double> times;
             std::vector<double> waits;
             for (int i = 0; i <= chosen.rounds; ++i) {
-                if (!space.advise(xmm::any_host, base, bytes, xmm::advice::will_need)) {
-                    return 1;
+                for (char* range : {base, other}) {
+                    if (!space.advise(xmm::any_host, range, bytes, xmm::advice::will_need)) {
+                        return 1;
+                    }
                 }
                 xmm::completion early;
-                if (has_prefetch) {
-                    early =
-                        std::move(*space.advise_async(device, base, bytes, xmm::advice::will_need));
+                if (prefetched != nullptr) {
+                    early = std::move(
+                        *space.advise_async(device, prefetched, bytes, xmm::advice::will_need));
                 }
                 const run one = kernel_over(line, base, bytes, order);
                 early.wait();
@@ -88,12 +95,11 @@ int main(int argc, char** argv) {
                     waits.push_back(one.longest_wait * 1e3);
                 }
             }
-            const std::string name = std::string{is_shuffled ? "random" : "sequential"} +
-                                     " kernel, " +
-                                     (has_prefetch ? "prefetch beside it" : "faults only");
-            report::print(name + ": time", report::summarise(times));
-            report::print(name + ": longest wait for one page", report::summarise(waits));
+            const std::string row =
+                std::string{is_shuffled ? "random" : "sequential"} + " kernel, " + name;
+            report::print(row + ": time", report::summarise(times));
+            report::print(row + ": longest wait for one page", report::summarise(waits));
         }
     }
-    return space.unmap(base) ? 0 : 1;
+    return space.unmap(base) && space.unmap(other) ? 0 : 1;
 }

@@ -195,7 +195,7 @@ public:
         T* known = known_object<T>.load(std::memory_order_acquire);
         return known != nullptr ? *known : *find_or_build<T>(false);
     }
-    // The same; null, and nothing has changed, if there is no memory to build it in.
+    // The same; null, and nothing has changed but that the caller stays loaded, if there is no memory to build it in.
     template <class T>
     [[gnu::visibility("hidden")]] static T* try_object() {
         static_assert(std::is_default_constructible_v<T>);

@@ -76,8 +76,8 @@ public:
             do {
                 ledger::change under_way{*from.book};
                 if (from.book->try_reserve(bytes)) {
-                    return result<ledger::change>{
-                        std::move(under_way)};  // nvcc takes no shorter form
+                    // nvcc takes no shorter form.
+                    return result<ledger::change>{std::move(under_way)};
                 }
             } while (from.book->drop_free_frame());
             if (reclaim(from, bytes) == 0 && !await_others(from, seen)) {
