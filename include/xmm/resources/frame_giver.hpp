@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // frame_giver.hpp - how a slot comes to a frame: its last one again, a new one, or one from an idle slot.
 //
-// Model    In this order: the frame that was here last, if it lies idle elsewhere (no call of the driver); a new one, as
-//          long as the budget has room; the coldest idle one of that size; a new one in place of idle ones of
-//          other sizes. Where the port can alias, an idle slot lends its frame and stays mapped (stale).
+// Model    In this order: the frame that was here last, if it lies idle elsewhere (no call of the driver); a new one,
+//          as long as the budget has room; the coldest idle one of that size; a new one in place of idle ones
+//          of other sizes. Where the port can alias, an idle slot lends its frame and stays mapped (stale).
 //          Slots is what device_frames lets its parts do with a user and its spans.
 // Threads  The lock of device_frames guards it; the errand's own user's is held as well.
 // Failure  give_one is wait or none, and the slot has no frame; the errand knows why, and what to wait for.

@@ -5,8 +5,8 @@
 //          and the next round begins. A span that is given back for good is waited for as long as its queue can
 //          tell; after that the queue counts as over.
 //          Slots is what device_frames lets its parts do with a user and its spans.
-// Threads  Any. Takes the lock of device_frames for each round, and waits without it. Of a span the user's lock is held.
-// Failure  Where the port cannot say how far a queue is, some frames are left, but by empty().
+// Threads  Any. Takes the lock of device_frames for each round, and waits without it. A span's user's lock is held.
+// Failure  Where the port cannot say how far a queue is, some frames are left; empty() leaves none.
 // See      frame_dropper.hpp drops one.
 #pragma once
 

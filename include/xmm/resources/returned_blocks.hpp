@@ -16,6 +16,7 @@
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
 #include <xmm/mapping/slab.hpp>
+#include <xmm/os/registry.hpp>
 #include <xmm/resources/block_classes.hpp>
 #include <xmm/resources/block_points.hpp>
 #include <xmm/resources/heap_desk.hpp>
@@ -34,8 +35,12 @@ public:
 
     [[nodiscard]] queue_uses& uses() noexcept { return points_.uses(); }
 
-    // not_mapped: no address of this heap. invalid_argument: no block in the program's hands begins there.
-    status give_back(address at, queue_id last_user, heap_desk* mine) noexcept {
+    // not_mapped: no address of this heap. invalid_argument: no block in the program's hands begins there. Not inlined:
+    // who has a cached block passes it by.
+    [[gnu::noinline]] status give_back(address at, queue_id last_user, heap_desk* mine) noexcept {
+        if (registry::is_forked_child()) {
+            return fail(errc::forked, "this is a forked child: the heap is its parent's");
+        }
         span_note* note = heap_.notes.find(at);
         if (note == nullptr) {
             return fail(errc::not_mapped, "not a block of this heap");

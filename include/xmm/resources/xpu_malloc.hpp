@@ -17,7 +17,8 @@
 //          small block at the same instant may both be believed).
 //          A child of fork has none of this: calls answer `forked`, or do nothing. Only small blocks that the
 //          forking thread keeps are still handed out and taken back: to ask there, too, costs that way a tenth.
-// See      heap_state.hpp is what the parts share: small_stock.hpp, returned_blocks.hpp, malloc_ladder.hpp, thread_desks.hpp.
+// See      heap_state.hpp is what the parts share; these are small_stock.hpp, returned_blocks.hpp, malloc_ladder.hpp,
+//          heap_survey.hpp, pool_tags.hpp, thread_desks.hpp.
 // Units    Bytes. Every block is aligned to 256 bytes or more, on request to any power of two.
 #pragma once
 
@@ -95,7 +96,7 @@ public:
         if (mine != nullptr && try_keep(at, last_user, *mine)) {
             return {};
         }
-        return deallocate_slowly(at, last_user, mine);
+        return returned_.give_back(at, last_user, mine);
     }
 
     // For who cannot keep the block: where a queue cannot say now how far it is (it is being captured, or too much
@@ -292,7 +293,7 @@ private:
 
     // ---- all others
 
-    // Kept out of the way of a cached block, here and below: inlined, they cost it a third.
+    // Kept out of the way of a cached block, as returned_blocks::give_back: inlined, they cost it a third.
     [[nodiscard, gnu::noinline]] result<void*> allocate_slowly(const malloc_request& wanted,
                                                                desk* mine) noexcept {
         if (registry::is_forked_child()) {
@@ -334,10 +335,6 @@ private:
             return given;
         }
         return small_.allocate(home, bytes, mine);
-    }
-    [[gnu::noinline]] status deallocate_slowly(address at, queue_id last_user,
-                                               desk* mine) noexcept {
-        return registry::is_forked_child() ? not_here() : returned_.give_back(at, last_user, mine);
     }
 
     // One that cannot say now how far it is, since it is being captured, is there all the same.
