@@ -33,9 +33,11 @@ public:
 
     explicit place_search(bool remembers) noexcept : remembers_{remembers} {}
 
-    // frames: the version of what the user's spans have.
-    [[nodiscard]] place find(const all_areas& areas, std::uint64_t frames, std::uint32_t area,
-                             std::size_t bytes, std::size_t alignment) noexcept {
+    // frames: the version of what the user's spans have. Not inlined: twice in one function, it slows blocks of many
+    // slots.
+    [[nodiscard, gnu::noinline]] place find(const all_areas& areas, std::uint64_t frames,
+                                            std::uint32_t area, std::size_t bytes,
+                                            std::size_t alignment) noexcept {
         if (!remembers_) {
             return search(areas, area, bytes, alignment);
         }
