@@ -115,6 +115,31 @@ TEST_CASE("peaks of large blocks are exact however threads take turns") {
     CHECK(seen.peak == static_cast<std::int64_t>(peak));
 }
 
+TEST_CASE("a peak of blocks of 1 MiB and more is exact whatever is left of a thread's share") {
+    constexpr std::size_t bytes = 3U << 19;
+    heap_statistics all;
+    heap_statistics::stripe* one = all.try_attach();
+    heap_statistics::stripe* other = all.try_attach();
+    const auto take = [&](heap_statistics::stripe* by, int blocks) {
+        for (int i = 0; i < blocks; ++i) {
+            by->allocated(heap_pool::large, bytes, bytes);
+        }
+    };
+    const auto give = [&](heap_statistics::stripe* by, int blocks) {
+        for (int i = 0; i < blocks; ++i) {
+            by->freed(heap_pool::large, bytes, bytes);
+        }
+    };
+    take(one, 8);
+    give(one, 8);
+    take(other, 5);
+    take(one, 4);
+    give(one, 4);
+    give(other, 5);
+    CHECK(all.read().of(heap_metric::active_bytes).peak == 9 * bytes);
+    CHECK(all.read().of(heap_metric::allocated_bytes).peak == 9 * bytes);
+}
+
 TEST_CASE("a peak of small blocks is missed by less than 1 MiB a stripe") {
     heap_statistics all;
     heap_statistics::stripe* mine = all.try_attach();

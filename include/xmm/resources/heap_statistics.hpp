@@ -156,7 +156,9 @@ public:
             // relaxed, both: this thread is the only writer; who looks takes what it sees.
             const std::int64_t now = active_.load(std::memory_order_relaxed) + bytes;
             active_.store(now, std::memory_order_relaxed);
-            if (bytes > 0 && now - answered_.load(std::memory_order_relaxed) >= limit_) {
+            // A large block asks as soon as it is past the share, whatever is left of that.
+            const std::int64_t most = bytes >= limit_ ? 0 : limit_ - 1;
+            if (bytes > 0 && now - answered_.load(std::memory_order_relaxed) > most) {
                 owner_.answer_for(*this);
             }
         }
