@@ -21,14 +21,15 @@
 
 #include <xmm/core/types.hpp>
 
-#include "address_window.hpp"
+#include "../shared/address_window.hpp"
+
 #include "device.hpp"
 #include "host_frames.hpp"
 
 namespace xmm::cuda {
 
 // A reservation of the driver's, and which of its pages are in use.
-class reserved_window : public address_window {
+class reserved_window : public shared::address_window {
 public:
     explicit reserved_window(const driver& on) noexcept : driver_{on} {}
     ~reserved_window() {

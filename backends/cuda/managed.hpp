@@ -83,7 +83,7 @@ public:
         if (range.begin != 0) {
             return fail(errc::unsupported, "the CUDA driver chooses where managed memory lies");
         }
-        if ((range.bytes | alignment) >> mapping_table::address_bits != 0) {
+        if ((range.bytes | alignment) >> shared::address_bits != 0) {
             return fail(errc::no_memory, "more than 48 bits of addresses");
         }
         auto base = allocate_aligned(range.bytes, alignment);

@@ -10,15 +10,13 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <xmm/concepts/backend.hpp>
+
+#include "../shared/loss.hpp"
+#include "../shared/pci.hpp"
 
 #include "driver.hpp"
 
@@ -31,7 +29,7 @@ struct found_driver {
     std::vector<ze_device_handle_t> devices;
 };
 
-class device {
+class device : public shared::loss {
 public:
     static constexpr unsigned max_devices = 32;  // one bit each in a mapping's record
 
@@ -77,29 +75,12 @@ public:
     }
     // The OS's number of the host node next to it; less than 0 if nobody knows.
     [[nodiscard]] int host_numa() const noexcept {
-        std::array<char, 96> path{};
-        std::snprintf(path.data(), path.size(), "/sys/bus/pci/devices/%04x:%02x:%02x.%x/numa_node",
-                      pci_.address.domain, pci_.address.bus, pci_.address.device,
-                      pci_.address.function);
-        const int file = ::open(path.data(), O_RDONLY | O_CLOEXEC);
-        if (file < 0) {
-            return -1;
-        }
-        std::array<char, 16> text{};
-        const auto got = ::read(file, text.data(), text.size() - 1);
-        ::close(file);
-        return got > 0 ? std::atoi(text.data()) : -1;
+        std::array<char, 32> bus_id{};
+        std::snprintf(bus_id.data(), bus_id.size(), "%04x:%02x:%02x.%x", pci_.address.domain,
+                      pci_.address.bus, pci_.address.device, pci_.address.function);
+        return static_cast<int>(shared::pci::read_number(bus_id.data(), "numa_node"));
     }
 
-    // relaxed: nothing but the fact itself is read.
-    [[nodiscard]] bool is_lost() const noexcept { return is_lost_.load(std::memory_order_relaxed); }
-    // Passes an outcome on, and remembers what it says of the device.
-    status note(status outcome) noexcept {
-        if (outcome.code == errc::device_lost) {
-            is_lost_.store(true, std::memory_order_relaxed);
-        }
-        return outcome;
-    }
     // Asks the driver: for who waits and hears nothing.
     [[nodiscard]] bool is_gone() noexcept {
         (void)note(driver_.call(&driver_api::device_get_status, handle_));
@@ -156,7 +137,6 @@ private:
     std::size_t bytes_ = 0;
     std::uint32_t compute_group_ = 0;
     std::uint32_t copy_group_ = 0;
-    std::atomic<bool> is_lost_{false};
 };
 
 // What a device of several tiles is to be: one node for each of them, whose memory is its own, or one node for all,

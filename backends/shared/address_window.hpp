@@ -14,7 +14,7 @@
 #include <xmm/core/lock.hpp>
 #include <xmm/core/types.hpp>
 
-namespace xmm::cuda {
+namespace xmm::shared {
 
 class address_window {
 public:
@@ -97,4 +97,4 @@ private:
     std::size_t cursor_ = 0;
 };
 
-}  // namespace xmm::cuda
+}  // namespace xmm::shared
