@@ -213,7 +213,9 @@ private:
             return outcome;
         }
         windows_ = {begin, 2 * bytes};
-        window_.assign({begin, bytes});
+        if (const status assigned = window_.assign({begin, bytes}); !assigned) {
+            return assigned;
+        }
         bind();
         return {};
     }

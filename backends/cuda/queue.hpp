@@ -22,6 +22,7 @@
 
 #include "calls.hpp"
 #include "device.hpp"
+#include "events.hpp"
 
 namespace xmm::cuda {
 
@@ -40,7 +41,7 @@ public:
     [[nodiscard]] CUstream stream() const noexcept { return stream_; }
     [[nodiscard]] bool is_adopted() const noexcept { return !is_own_; }
 
-    [[nodiscard]] status open(queue_id id, device& on, call_thread& calls,
+    [[nodiscard]] status open(queue_id id, device& on, call_thread& calls, event_stock& events,
                               queue_priority priority) noexcept {
         const context_scope here{on.calls(), on.context()};
         CUstream made = nullptr;
@@ -49,12 +50,12 @@ public:
             &driver_api::stream_create_with_priority, &made,
             static_cast<unsigned>(CU_STREAM_NON_BLOCKING), on.stream_priority(priority)));
         is_background_ = priority == queue_priority::background;
-        return outcome ? open_on(id, on, calls, made, true) : outcome;
+        return outcome ? open_on(id, on, calls, events, made, true) : outcome;
     }
-    [[nodiscard]] status adopt(queue_id id, device& on, call_thread& calls,
+    [[nodiscard]] status adopt(queue_id id, device& on, call_thread& calls, event_stock& events,
                                CUstream users) noexcept {
         is_background_ = false;
-        return open_on(id, on, calls, users, false);
+        return open_on(id, on, calls, events, users, false);
     }
     // Returns when the work that has tickets, and every host call, is over.
     void close() noexcept {
@@ -69,13 +70,7 @@ public:
         }
         await_calls();
         std::lock_guard order{order_};
-        with(ring_.lock, [&] {
-            ring_.finish_all_locked();
-            recycle_locked();
-        });
-        for (; free_count_ > 0; --free_count_) {
-            (void)calls.call(&driver_api::event_destroy, free_events_[free_count_ - 1]);
-        }
+        ring_.close(false);
         if (is_own_) {
             (void)calls.call(&driver_api::stream_destroy, stream_);
         }
@@ -91,22 +86,23 @@ public:
         if (const status able = check_stream(); !able) {
             return able;
         }
-        auto event = take_event();
-        if (!event) {
-            return event.error();
+        auto done = ring_.take([&](std::uint64_t value) { return is_done(value); });
+        if (!done) {
+            return done.error();
         }
         status outcome = device_->note(enqueue(stream_));
         if (outcome) {
-            outcome = device_->note(calls.call(&driver_api::event_record, *event, stream_));
+            outcome =
+                device_->note(calls.call(&driver_api::event_record, (*done)->handle, stream_));
         }
         if (!outcome) {
             if (outcome.code != errc::busy) {  // a capture that began meanwhile has nothing of ours
                 (void)device_->note(calls.call(&driver_api::stream_synchronize, stream_));
             }
-            with(ring_.lock, [&] { free_events_[free_count_++] = *event; });
+            events_->drop_need(**done);
             return outcome;
         }
-        return ticket{id_, with(ring_.lock, [&] { return ring_.add_locked(*event); })};
+        return ticket{id_, ring_.add(*done)};
     }
     [[nodiscard]] result<ticket> record() noexcept {
         return submit([](CUstream) { return status{}; });
@@ -114,15 +110,15 @@ public:
     // Later work in the stream waits for a point of another queue.
     [[nodiscard]] status await_point(queue& other, std::uint64_t value) noexcept {
         const pin point{other, value};
-        if (point.event == nullptr || &other == this) {
+        if (point.held == nullptr || &other == this) {
             return {};
         }
         const driver& calls = device_->calls();
         const context_scope here{calls, device_->context()};
         std::lock_guard order{order_};
         const status able = check_stream();
-        return able ? device_->note(
-                          calls.call(&driver_api::stream_wait_event, stream_, point.event, 0u))
+        return able ? device_->note(calls.call(&driver_api::stream_wait_event, stream_,
+                                               point.held->handle, 0u))
                     : able;
     }
     [[nodiscard]] result<ticket> call(void (*fn)(void*) noexcept, void* context) noexcept {
@@ -186,7 +182,6 @@ public:
     }
 
 private:
-    static constexpr std::size_t ring_count = std::size_t{1} << 16;  // tickets not known as reached
     static constexpr std::chrono::microseconds longest_look{50'000};
     static constexpr std::chrono::microseconds longest_look_in_background{20};
     static constexpr std::chrono::microseconds shortest_nap{10};
@@ -195,20 +190,12 @@ private:
     // Keeps an event as it is while it is looked at; none if the ticket is reached or was never given.
     struct pin {
         queue& of;
-        CUevent event = nullptr;
+        event* const held;
 
-        pin(queue& owner, std::uint64_t value) noexcept : of{owner} {
-            std::lock_guard hold{of.ring_.lock};
-            if (of.ring_.is_pending_locked(value)) {
-                event = of.ring_.at_locked(value);
-                ++of.lookers_;
-            }
-        }
+        pin(queue& owner, std::uint64_t value) noexcept : of{owner}, held{owner.ring_.pin(value)} {}
         ~pin() {
-            if (event != nullptr) {
-                std::lock_guard hold{of.ring_.lock};
-                --of.lookers_;
-                of.recycle_locked();
+            if (held != nullptr) {
+                of.events_->drop_need(*held);
             }
         }
         pin(const pin&) = delete;
@@ -231,19 +218,16 @@ private:
         return false;
     }
 
-    [[nodiscard]] status open_on(queue_id id, device& on, call_thread& calls, CUstream stream,
-                                 bool is_own) noexcept {
-        status opened = ring_.open();
-        if (opened) {
-            opened = free_events_.open(ring_count, "no address space for a queue");
-        }
-        if (!opened) {
+    [[nodiscard]] status open_on(queue_id id, device& on, call_thread& calls, event_stock& events,
+                                 CUstream stream, bool is_own) noexcept {
+        if (const status opened = ring_.open(events); !opened) {
             if (is_own) {
                 (void)on.calls().call(&driver_api::stream_destroy, stream);
             }
             return opened;
         }
-        id_ = id, device_ = &on, calls_ = &calls, stream_ = stream, is_own_ = is_own;
+        id_ = id, device_ = &on, calls_ = &calls, events_ = &events, stream_ = stream,
+        is_own_ = is_own;
         return {};
     }
 
@@ -266,44 +250,13 @@ private:
             return true;
         }
         const pin point{*this, value};
-        if (point.event == nullptr) {
+        if (point.held == nullptr) {
             return ring_.is_reached(value);
         }
-        return take_answer(
-            value, device_->note(device_->calls().call(&driver_api::event_query, point.event)));
+        return take_answer(value, device_->note(device_->calls().call(&driver_api::event_query,
+                                                                      point.held->handle)));
     }
 
-    // ---- events: a ring by ticket, and a stack of free ones
-
-    [[nodiscard]] result<CUevent> take_event() noexcept {
-        const std::uint64_t oldest =
-            with(ring_.lock, [&] { return free_count_ == 0 ? ring_.oldest_locked() : 0; });
-        (void)is_done(oldest);  // so that events come back even if nobody else asks
-        CUevent event = nullptr;
-        bool is_full = false;
-        with(ring_.lock, [&] {
-            is_full = ring_.is_full_locked();
-            if (!is_full && free_count_ > 0) {
-                event = free_events_[--free_count_];
-            }
-        });
-        if (is_full) {
-            return fail(errc::no_memory, "too much work waits in one queue");
-        }
-        if (event == nullptr) {
-            const status made = device_->note(device_->calls().call(
-                &driver_api::event_create, &event, static_cast<unsigned>(CU_EVENT_DISABLE_TIMING)));
-            if (!made) {
-                return made;
-            }
-        }
-        return event;
-    }
-    void recycle_locked() noexcept {
-        while (lookers_ == 0 && ring_.release_locked(free_events_[free_count_]) != 0) {
-            ++free_count_;
-        }
-    }
     // True if the ticket is reached.
     [[nodiscard]] bool take_answer(std::uint64_t value, status answer) noexcept {
         if (answer.code == errc::busy) {
@@ -315,7 +268,7 @@ private:
             lose();
             return true;
         }
-        with(ring_.lock, [&] { ring_.finish_locked(value); });
+        ring_.finish(value);
         return true;
     }
 
@@ -401,18 +354,17 @@ private:
         }
     }
 
-    queue_id id_;  // (C) while open, as are the next five
+    queue_id id_;  // (C) while open, as are the next six
     device* device_ = nullptr;
     call_thread* calls_ = nullptr;
+    event_stock* events_ = nullptr;
     CUstream stream_ = nullptr;
     bool is_own_ = true;
     bool is_background_ = false;
 
     ranked_mutex<lock_rank::backend_queue> order_;
-    shared::ticket_ring<CUevent, ring_count> ring_;
-    shared::mapped_array<CUevent> free_events_;  // under ring_.lock, as is what follows
-    std::size_t free_count_ = 0;
-    std::size_t lookers_ = 0;
+    // Its lock guards the calls, too.
+    shared::ticket_ring<event_stock, std::size_t{1} << 16> ring_;
     host_call* waiting_ = nullptr;  // calls that the driver has yet to make, oldest first
     host_call* newest_waiting_ = nullptr;
     xmm::detail::futex_word calls_running_{0};

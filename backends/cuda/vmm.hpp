@@ -152,7 +152,7 @@ public:
             return fail(errc::unknown_node, "a queue belongs to a device of this driver");
         }
         return queues_.take([&](queue& work, queue_id id) {
-            return work.open(id, *devices_[index], *calls_[index], priority);
+            return work.open(id, *devices_[index], *calls_[index], *events_[index], priority);
         });
     }
     [[nodiscard]] result<ticket> memcpy(queue_id id, std::span<const piece> pieces) noexcept {
@@ -242,7 +242,7 @@ public:
         for (std::size_t i = 0; i < devices_.size(); ++i) {
             if (devices_[i]->context() == context) {
                 return queues_.take([&](queue& work, queue_id id) {
-                    return work.adopt(id, *devices_[i], *calls_[i], stream);
+                    return work.adopt(id, *devices_[i], *calls_[i], *events_[i], stream);
                 });
             }
         }
@@ -344,6 +344,7 @@ private:
         for (std::size_t i = 0; i < ordinals.size(); ++i) {
             devices_.push_back(std::make_unique<device>(driver_, ordinals[i], device_ids_[i]));
             calls_.push_back(std::make_unique<call_thread>());
+            events_.push_back(std::make_unique<event_stock>(event_source{devices_[i].get()}));
             if (const status opened = devices_[i]->open(); !opened) {
                 return opened;
             }
@@ -559,6 +560,7 @@ private:
     std::atomic<bool> are_queues_gone_{false};
     page_locker locker_{driver_, devices_, {&await_work, this}};
     std::vector<std::unique_ptr<call_thread>> calls_;  // one a device
+    std::vector<std::unique_ptr<event_stock>> events_;
     status own_host_state_;
     CUcontext frame_context_ = nullptr;  // current while frames and addresses are dealt with
     pmap mappings_;

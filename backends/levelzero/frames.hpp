@@ -106,25 +106,15 @@ public:
             return asked;
         }
         granularity_ = std::max(page_bytes, page);
-        // Addresses cost nothing, and with four times as many a run is always found.
-        std::size_t wanted = align_up(4 * bytes_, granularity_);
-        wanted = std::max(wanted, 2 * largest_frame_bytes);
-        status outcome;
-        for (const std::size_t least = wanted / 8; wanted >= least; wanted /= 2) {
+        return shared::reserve_window(bytes_, granularity_, [&](std::size_t some) {
             va_range window;
-            outcome = maps_.reserve(0, align_down(wanted, granularity_), window);
-            if (outcome) {
-                outcome = stands_.open(window, watch);
-                if (!outcome) {
-                    maps_.release(window);
-                }
-                return outcome;
+            const status reserved = maps_.reserve(0, some, window);
+            const status opened = reserved ? stands_.open(window, watch) : reserved;
+            if (reserved && !opened) {
+                maps_.release(window);
             }
-            if (outcome.code == errc::unsupported) {
-                break;
-            }
-        }
-        return outcome;
+            return opened;
+        });
     }
 
     [[nodiscard]] node_id node() const noexcept { return node_; }

@@ -47,7 +47,7 @@ public:
     [[nodiscard]] status open(queue_id id, device& on, ze_context_handle_t context,
                               event_stock& events, std::uint32_t version,
                               queue_priority priority) noexcept {
-        if (const status opened = ring_.open(); !opened) {
+        if (const status opened = ring_.open(events); !opened) {
             return opened;
         }
         id_ = id, device_ = &on, context_ = context, events_ = &events, priority_ = priority;
@@ -70,8 +70,7 @@ public:
                                             std::exchange(*one, nullptr));
             }
         }
-        with(ring_.lock, [&] { ring_.finish_all_locked(); });
-        release_points(is_lost);
+        ring_.close(is_lost);
     }
 
     // append(list, ticket) -> status puts the work in the list. `needed` is an event that the list then waits for: it
@@ -106,7 +105,7 @@ public:
         if (&other == this || other.is_done(value)) {
             return {};
         }
-        event* awaited = other.pin(value);
+        event* awaited = other.ring_.pin(value);
         if (awaited == nullptr) {
             return {};
         }
@@ -171,7 +170,7 @@ public:
         if (ring_.is_reached(value)) {
             return true;
         }
-        event* one = pin(value);
+        event* one = ring_.pin(value);
         if (one == nullptr) {
             return ring_.is_reached(value);
         }
@@ -183,7 +182,7 @@ public:
     [[nodiscard]] status wait(std::uint64_t value, std::uint64_t longest_ns = forever) noexcept {
         const std::uint64_t begun = xmm::detail::monotonic_ns();
         for (unsigned failures = 0; !is_done(value);) {
-            event* one = pin(value);
+            event* one = ring_.pin(value);
             if (one == nullptr) {
                 if (ring_.is_reached(value)) {
                     break;
@@ -213,11 +212,6 @@ private:
     static constexpr std::uint64_t slice_ns = 100'000'000;  // then the driver is asked for a loss
     static constexpr unsigned most_failures = 100;
 
-    // Of a ticket: what signals it, and what it waits for. Both null: a call that failed, and was awaited.
-    struct point_events {
-        event* done;
-        event* needed;
-    };
     struct host_call {
         queue& owner;
         void (*fn)(void*) noexcept;
@@ -264,7 +258,7 @@ private:
         if (device_->is_lost()) {
             return fail(errc::device_lost, "the Level Zero device is lost");
         }
-        auto done = take_event();
+        auto done = ring_.take([&](std::uint64_t value) { return is_done(value); });
         if (!done) {
             return done.error();
         }
@@ -275,10 +269,10 @@ private:
         }
         if (!outcome) {
             drain_locked(**done);
-            add_point(nullptr, nullptr);
+            ring_.add(nullptr);
             return outcome;
         }
-        add_point(*done, needed);
+        ring_.add(*done, needed);
         return next;
     }
     // Behind a failure: what is in the list is over when it returns, if the driver lets us find out. The event goes.
@@ -316,7 +310,7 @@ private:
             return outcome;
         }
         const std::uint64_t last = ring_.last();
-        event* awaited = is_done(last) ? nullptr : pin(last);
+        event* awaited = is_done(last) ? nullptr : ring_.pin(last);
         std::swap(list_, made);
         if (awaited != nullptr) {
             auto point = submit_locked(
@@ -336,59 +330,11 @@ private:
 
     // ---- events, by ticket
 
-    [[nodiscard]] result<event*> take_event() noexcept {
-        if (is_done(with(ring_.lock, [&] { return ring_.oldest_locked(); }))) {
-            release_points(false);  // so that events come back even if nobody else asks
-        }
-        if (with(ring_.lock, [&] { return ring_.is_full_locked(); })) {
-            return fail(errc::no_memory, "too much work waits in one queue");
-        }
-        return events_->take();
-    }
-    void add_point(event* done, event* needed) noexcept {
-        with(ring_.lock, [&] {
-            const std::uint64_t value = ring_.add_locked({done, needed});
-            if (done == nullptr && ring_.finished_locked() + 1 == value) {
-                ring_.finish_locked(value);
-            }
-        });
-    }
-    // Gives back the events of tickets that are reached; spoilt: commands may name them still.
-    void release_points(bool is_spoilt) noexcept {
-        point_events gone{};
-        while (const std::uint64_t value =
-                   with(ring_.lock, [&] { return ring_.release_locked(gone); })) {
-            for (event* one : {gone.done, gone.needed}) {
-                if (one != nullptr) {
-                    if (is_spoilt || ring_.is_lost(value)) {
-                        event_stock::spoil(*one);
-                    }
-                    events_->drop_need(*one);
-                }
-            }
-        }
-    }
-    // What signals the ticket, or the next one that has an event, needed once more; null if it is reached or was
-    // never given.
-    [[nodiscard]] event* pin(std::uint64_t value) noexcept {
-        std::lock_guard hold{ring_.lock};
-        if (!ring_.is_pending_locked(value)) {
-            return nullptr;
-        }
-        for (std::uint64_t i = value; i > ring_.finished_locked(); --i) {
-            if (event* one = ring_.at_locked(i).done; one != nullptr) {
-                event_stock::add_need(*one);
-                return one;
-            }
-        }
-        ring_.finish_locked(value);  // nothing but calls that failed, each awaited
-        return nullptr;
-    }
     // True if the ticket is reached. Ends the pin.
     [[nodiscard]] bool take_answer(std::uint64_t value, event& one, status answer) noexcept {
         const bool is_lost = device_->is_lost();
         if (answer) {
-            with(ring_.lock, [&] { ring_.finish_locked(value); });
+            ring_.finish(value);
         } else if (is_lost) {
             lose();
         }
@@ -397,22 +343,9 @@ private:
     }
     // All that is not known as reached is lost. Lists of other devices that wait for some of it go on.
     void lose() noexcept {
-        const std::uint64_t last = ring_.last();
-        for (std::uint64_t i = with(ring_.lock, [&] { return ring_.finished_locked(); }) + 1;
-             i <= last; ++i) {
-            event* one = with(ring_.lock, [&]() -> event* {
-                event* unreached = ring_.is_pending_locked(i) ? ring_.at_locked(i).done : nullptr;
-                if (unreached != nullptr) {
-                    event_stock::add_need(*unreached);
-                    event_stock::spoil(*unreached);
-                }
-                return unreached;
-            });
-            if (one != nullptr) {
-                (void)device_->calls().call(&driver_api::event_host_signal, one->handle);
-                events_->drop_need(*one);
-            }
-        }
+        ring_.spoil_pending([&](event& one) {
+            (void)device_->calls().call(&driver_api::event_host_signal, one.handle);
+        });
         with(ring_.lock, [&] { ring_.lose_locked(); });
     }
 
@@ -443,7 +376,7 @@ private:
     ze_command_list_handle_t old_list_ = nullptr;  // of the engine that copies
     bool is_computing_ = false;
 
-    shared::ticket_ring<point_events, std::size_t{1} << 14> ring_;
+    shared::ticket_ring<event_stock, std::size_t{1} << 14> ring_;
     shared::call_thread<host_call> caller_;
 };
 

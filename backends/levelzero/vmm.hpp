@@ -15,7 +15,6 @@
 #include <array>
 #include <cstdio>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <span>
 #include <vector>
@@ -24,7 +23,9 @@
 
 #include <xmm/concepts/backend.hpp>
 
+#include "../shared/claims.hpp"
 #include "../shared/device_driver.hpp"
+#include "../shared/runs.hpp"
 
 #include "device.hpp"
 #include "events.hpp"
@@ -103,50 +104,35 @@ public:
         if (const status able = check_proposal(range, alignment); !able) {
             return able;
         }
-        claim made;
-        if (const status reserved = maps_.reserve(range.begin, range.bytes, made.reserved);
-            !reserved) {
-            return reserved;
+        va_range reserved;
+        if (const status got = maps_.reserve(range.begin, range.bytes, reserved); !got) {
+            return got;
         }
-        if (range.begin == 0 && made.reserved.begin % alignment != 0) {
+        if (range.begin == 0 && reserved.begin % alignment != 0) {
             // A longer one has such an address in it. It is kept whole, since it is freed as it was made.
-            maps_.release(made.reserved);
-            if (const status again = maps_.reserve(0, range.bytes + alignment, made.reserved);
-                !again) {
+            maps_.release(reserved);
+            if (const status again = maps_.reserve(0, range.bytes + alignment, reserved); !again) {
                 return again;
             }
         }
-        made.given = {align_up(made.reserved.begin, alignment), range.bytes};
+        const va_range given{align_up(reserved.begin, alignment), range.bytes};
         status outcome;
-        if ((range.begin != 0 && made.given.begin != range.begin) ||
-            !made.reserved.contains(made.given) ||
-            (made.given.end() - 1) >> shared::address_bits != 0) {
+        if ((range.begin != 0 && given.begin != range.begin) || !reserved.contains(given) ||
+            (given.end() - 1) >> shared::address_bits != 0) {
             outcome = fail(errc::busy, "the Level Zero driver does not get these addresses");
         } else {
-            outcome = add_claim(made);
+            outcome = claims_.add(given, reserved);
         }
         if (!outcome) {
-            maps_.release(made.reserved);
+            maps_.release(reserved);
             return outcome;
         }
-        return made.given;
+        return given;
     }
     // Nothing is mapped there any more.
     void va_release(va_range range) noexcept {
         XMM_ASSERT(!views_.has_any(range), "released a range that is still mapped");
-        const va_range reserved = with(lock_, [&]() -> va_range {
-            for (claim& one : claims_) {
-                if (one.given == range) {
-                    const va_range found = one.reserved;
-                    one = claims_.back();
-                    claims_.pop_back();
-                    return found;
-                }
-            }
-            return {};
-        });
-        XMM_ASSERT(!reserved.is_empty(), "released a range that was never claimed");
-        maps_.release(reserved);
+        maps_.release(claims_.remove(range));
     }
 
     [[nodiscard]] result<queue_id> queue_create(node_id node, queue_priority priority) noexcept {
@@ -161,28 +147,15 @@ public:
 
     [[nodiscard]] result<ticket> memcpy(queue_id id, std::span<const piece> pieces) noexcept {
         return submit(id, [&](ze_command_list_handle_t list, ticket by) {
-            status outcome;
-            for (std::size_t i = 0; i < pieces.size() && outcome;) {
-                piece all = pieces[i++];
-                XMM_ASSERT(all.to.bytes == all.from.bytes, "both sides of a copy are equally long");
-                for (; i < pieces.size() && pieces[i].to.begin == all.to.end() &&
-                       pieces[i].from.begin == all.from.end();
-                     ++i) {
-                    all.to.bytes += pieces[i].to.bytes;
-                    all.from.bytes += pieces[i].from.bytes;
-                }
-                outcome = append_copy(list, all, by);
-            }
-            return outcome;
+            return shared::for_each_copy(pieces, shared::no_seams, [&](const piece& all) {
+                return append_copy(list, all, by);
+            });
         });
     }
     [[nodiscard]] result<ticket> zero(queue_id id, std::span<const va_range> ranges) noexcept {
         return submit(id, [&](ze_command_list_handle_t list, ticket by) {
-            status outcome;
-            for (std::size_t i = 0; i < ranges.size() && outcome; ++i) {
-                outcome = append_zeros(list, ranges[i], by);
-            }
-            return outcome;
+            return shared::for_each_run(ranges, shared::no_seams,
+                                        [&](va_range all) { return append_zeros(list, all, by); });
         });
     }
 
@@ -236,11 +209,6 @@ public:
     }
 
 private:
-    // Addresses that were given, and the reservation that they are from.
-    struct claim {
-        va_range given;
-        va_range reserved;
-    };
     // Before what was made in it, so that it goes last.
     struct context_owner {
         const driver& on;
@@ -268,7 +236,7 @@ private:
           context_{on},
           context_state_{context_.open(from.handle)},
           maps_{on, context_.handle},
-          events_{on, context_.handle},
+          events_{event_source{&on, context_.handle}},
           views_{maps_} {}
 
     status build(const found_driver& from, std::span<const node_id> host_ids,
@@ -388,16 +356,6 @@ private:
                            found == errc::invalid_argument;
                 }};
     }
-    [[nodiscard]] status add_claim(const claim& made) noexcept {
-        std::lock_guard hold{lock_};
-        try {
-            claims_.push_back(made);
-            return {};
-        } catch (const std::bad_alloc&) {
-            return fail(errc::no_memory, "the host has no memory for a range's record");
-        }
-    }
-
     // Where a copy reaches an address, and how far in a row: a frame by its name, or the program's own memory.
     [[nodiscard]] result<node_memory::reached> reach(va_range wanted, ticket by) noexcept {
         for (const auto& one : memories_) {
@@ -467,8 +425,7 @@ private:
     status host_state_;
     event_stock events_;
     views views_;
-    ranked_mutex<lock_rank::backend_queue> lock_;
-    std::vector<claim> claims_;  // under lock_
+    shared::claims claims_;
 };
 
 static_assert(backend<vmm> && owns_frames<vmm>);
