@@ -59,6 +59,11 @@ public:
     [[nodiscard]] node_id node() const noexcept { return node_; }
     [[nodiscard]] ze_device_handle_t handle() const noexcept { return handle_; }
     [[nodiscard]] const driver& calls() const noexcept { return driver_; }
+    // A call that may say that the device is gone.
+    template <class Function, class... Args>
+    status call(Function driver_api::*which, Args... args) noexcept {
+        return note(driver_.call(which, args...));
+    }
     [[nodiscard]] const char* name() const noexcept { return about_.name; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
     // More than that in one allocation only with relaxed limits.
@@ -149,8 +154,7 @@ template <class Handle, class Function, class Of>
 [[nodiscard]] status list_handles(const driver& on, Function driver_api::*which, Of of,
                                   std::vector<Handle>& found) {
     std::uint32_t count = 0;
-    if (const status counted = on.call(which, of, &count, static_cast<Handle*>(nullptr));
-        !counted) {
+    if (const status counted = on.call(which, of, &count, nullptr); !counted) {
         return counted;
     }
     found.resize(count);
@@ -173,9 +177,7 @@ template <class Handle, class Function, class Of>
         return on.state();
     }
     std::uint32_t count = 0;
-    if (const status counted =
-            on.call(&driver_api::driver_get, &count, static_cast<ze_driver_handle_t*>(nullptr));
-        !counted) {
+    if (const status counted = on.call(&driver_api::driver_get, &count, nullptr); !counted) {
         return counted;
     }
     std::vector<ze_driver_handle_t> handles(count);

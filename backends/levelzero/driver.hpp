@@ -82,7 +82,7 @@ private:
         if (!has_all) {
             return fail(errc::unsupported, "the Level Zero loader is older than 1.4");
         }
-        const status started = call(&driver_api::init, std::uint32_t{0});
+        const status started = call(&driver_api::init, 0);
         return started
                    ? status{}
                    : status{started.code == errc::device_lost ? errc::unsupported : started.code,

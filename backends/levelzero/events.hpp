@@ -21,15 +21,12 @@ struct event_source {
     [[nodiscard]] status begin(batch& pool) const noexcept {
         ze_event_pool_desc_t about;
         about.count = batch_count;
-        return on->call(&driver_api::event_pool_create, context,
-                        static_cast<const ze_event_pool_desc_t*>(&about), std::uint32_t{0},
-                        static_cast<ze_device_handle_t*>(nullptr), &pool);
+        return on->call(&driver_api::event_pool_create, context, &about, 0, nullptr, &pool);
     }
     [[nodiscard]] status make(batch& pool, std::uint32_t index, handle& made) const noexcept {
         ze_event_desc_t one;
         one.index = index;
-        return on->call(&driver_api::event_create, pool, static_cast<const ze_event_desc_t*>(&one),
-                        &made);
+        return on->call(&driver_api::event_create, pool, &one, &made);
     }
     [[nodiscard]] bool reset(handle one) const noexcept {
         return on->call(&driver_api::event_host_reset, one).is_ok();

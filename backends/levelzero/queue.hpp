@@ -174,9 +174,8 @@ public:
         if (one == nullptr) {
             return ring_.is_reached(value);
         }
-        return take_answer(
-            value, *one,
-            device_->note(device_->calls().call(&driver_api::event_query_status, one->handle)));
+        return take_answer(value, *one,
+                           device_->call(&driver_api::event_query_status, one->handle));
     }
     // busy: not reached in that time.
     [[nodiscard]] status wait(std::uint64_t value, std::uint64_t longest_ns = forever) noexcept {
@@ -191,8 +190,8 @@ public:
             }
             const std::uint64_t passed = xmm::detail::monotonic_ns() - begun;
             const std::uint64_t left = longest_ns > passed ? longest_ns - passed : 0;
-            const status answer = device_->note(device_->calls().call(
-                &driver_api::event_host_synchronize, one->handle, std::min(left, slice_ns)));
+            const status answer = device_->call(&driver_api::event_host_synchronize, one->handle,
+                                                std::min(left, slice_ns));
             if (take_answer(value, *one, answer)) {
                 break;
             }
@@ -233,9 +232,8 @@ private:
             : priority_ == queue_priority::urgent   ? ZE_COMMAND_QUEUE_PRIORITY_PRIORITY_HIGH
                                                     : ZE_COMMAND_QUEUE_PRIORITY_NORMAL;
         const auto create = [&] {
-            return device_->calls().call(
-                &driver_api::command_list_create_immediate, context_, device_->handle(),
-                static_cast<const ze_command_queue_desc_t*>(&about), &made);
+            return device_->calls().call(&driver_api::command_list_create_immediate, context_,
+                                         device_->handle(), &about, &made);
         };
         status outcome = create();
         if ((outcome.code == errc::unsupported || outcome.code == errc::invalid_argument) &&
@@ -247,11 +245,11 @@ private:
     }
     [[nodiscard]] status append_barrier(ze_command_list_handle_t list, event& signals) noexcept {
         return device_->calls().call(&driver_api::command_list_append_barrier, list, signals.handle,
-                                     std::uint32_t{0}, static_cast<ze_event_handle_t*>(nullptr));
+                                     0, nullptr);
     }
     [[nodiscard]] status append_wait(ze_command_list_handle_t list, event& awaited) noexcept {
-        return device_->calls().call(&driver_api::command_list_append_wait_on_events, list,
-                                     std::uint32_t{1}, &awaited.handle);
+        return device_->calls().call(&driver_api::command_list_append_wait_on_events, list, 1,
+                                     &awaited.handle);
     }
     template <class Append>
     [[nodiscard]] result<ticket> submit_locked(Append&& append, event* needed) noexcept {
@@ -281,16 +279,12 @@ private:
         bool is_appended = false;
         for (unsigned i = 0; i < most_failures && !is_over; ++i) {
             if (can_synchronize_) {
-                is_over = device_
-                              ->note(device_->calls().call(
-                                  &driver_api::command_list_host_synchronize, list_, slice_ns))
+                is_over = device_->call(&driver_api::command_list_host_synchronize, list_, slice_ns)
                               .is_ok();
             } else {
                 is_appended = is_appended || device_->note(append_barrier(list_, spare)).is_ok();
                 is_over = is_appended &&
-                          device_
-                              ->note(device_->calls().call(&driver_api::event_host_synchronize,
-                                                           spare.handle, slice_ns))
+                          device_->call(&driver_api::event_host_synchronize, spare.handle, slice_ns)
                               .is_ok();
             }
             is_over = is_over || device_->is_gone();

@@ -374,11 +374,9 @@ private:
                 return from ? to.error() : from.error();
             }
             const std::size_t some = std::min(to->bytes, from->bytes);
-            if (const status outcome =
-                    driver_.call(&driver_api::command_list_append_memory_copy, list,
-                                 to_pointer(to->at), static_cast<const void*>(to_pointer(from->at)),
-                                 some, static_cast<ze_event_handle_t>(nullptr), std::uint32_t{0},
-                                 static_cast<ze_event_handle_t*>(nullptr));
+            if (const status outcome = driver_.call(&driver_api::command_list_append_memory_copy,
+                                                    list, to_pointer(to->at), to_pointer(from->at),
+                                                    some, nullptr, 0, nullptr);
                 !outcome) {
                 return outcome;
             }
@@ -396,9 +394,7 @@ private:
             }
             if (const status outcome =
                     driver_.call(&driver_api::command_list_append_memory_fill, list,
-                                 to_pointer(to->at), static_cast<const void*>(&nothing),
-                                 std::size_t{1}, to->bytes, static_cast<ze_event_handle_t>(nullptr),
-                                 std::uint32_t{0}, static_cast<ze_event_handle_t*>(nullptr));
+                                 to_pointer(to->at), &nothing, 1, to->bytes, nullptr, 0, nullptr);
                 !outcome) {
                 return outcome;
             }

@@ -6,6 +6,8 @@
 // Threads  Any, once they are found.
 #pragma once
 
+#include <type_traits>
+
 #include <xmm/core/config.hpp>
 #include <xmm/core/status.hpp>
 
@@ -14,9 +16,10 @@ namespace xmm::shared {
 template <class Api>
 class driver_functions {
 public:
-    // call(&driver_api::mem_release, handle)
-    template <class Function, class... Args>
-    status call(Function Api::*which, Args... args) const noexcept {
+    // call(&driver_api::mem_release, handle); arguments convert as in a call of the function itself.
+    template <template <class> class Function, class Result, class... Args>
+    status call(Function<Result(Args...)> Api::*which,
+                std::type_identity_t<Args>... args) const noexcept {
         XMM_ASSERT((api_.*which).at != nullptr, "a function that this driver does not have");
         return status_of((api_.*which)(args...));
     }
