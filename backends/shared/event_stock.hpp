@@ -47,8 +47,8 @@ public:
     [[nodiscard]] result<event*> take() noexcept {
         for (int tries = 0; tries < 2; ++tries) {
             event* one = with(lock_, [&] {
-                event* first = free_;
-                free_ = first == nullptr ? nullptr : first->next;
+                event* first = free_.load(std::memory_order_relaxed);
+                free_.store(first == nullptr ? nullptr : first->next, std::memory_order_relaxed);
                 return first;
             });
             if (one != nullptr) {
@@ -61,8 +61,9 @@ public:
         }
         return fail(errc::no_memory, "others took all events");
     }
-    [[nodiscard]] bool has_free() noexcept {
-        return with(lock_, [&] { return free_ != nullptr; });
+    // relaxed: a hint, by the time it is read.
+    [[nodiscard]] bool has_free() const noexcept {
+        return free_.load(std::memory_order_relaxed) != nullptr;
     }
     // For who has it from somebody that needs it meanwhile.
     static void add_need(event& one) noexcept {
@@ -75,10 +76,7 @@ public:
             one.is_spoilt.load(std::memory_order_relaxed) || !from_.reset(one.handle)) {
             return;  // what is not lent again lies in its chunk until the end
         }
-        with(lock_, [&] {
-            one.next = free_;
-            free_ = &one;
-        });
+        with(lock_, [&] { add_locked(one); });
     }
     static void spoil(event& one) noexcept {
         one.is_spoilt.store(true, std::memory_order_relaxed);  // published by the count
@@ -110,13 +108,17 @@ private:
         chunk* all = made.release();
         with(lock_, [&] {
             for (event& one : all->events) {
-                one.next = free_;
-                free_ = &one;
+                add_locked(one);
             }
             all->next = chunks_;
             chunks_ = all;
         });
         return {};
+    }
+    // relaxed: under the lock, but for the hint.
+    void add_locked(event& one) noexcept {
+        one.next = free_.load(std::memory_order_relaxed);
+        free_.store(&one, std::memory_order_relaxed);
     }
     // A batch stays if one of its events does.
     void destroy(chunk& gone) noexcept {
@@ -132,8 +134,8 @@ private:
 
     Source from_;
     ranked_mutex<lock_rank::leaf> lock_;
-    event* free_ = nullptr;  // under lock_, as is the next
-    chunk* chunks_ = nullptr;
+    std::atomic<event*> free_{nullptr};  // written under lock_
+    chunk* chunks_ = nullptr;            // under lock_
 };
 
 }  // namespace xmm::shared

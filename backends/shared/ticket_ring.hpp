@@ -58,11 +58,12 @@ public:
     // else asks.
     template <class IsDone>
     [[nodiscard]] result<event*> take(IsDone&& is_done) noexcept {
-        if (with(lock, [&] { return is_full_locked(); }) || !stock_->has_free()) {
+        const bool was_full = with(lock, [&] { return is_full_locked(); });
+        if (was_full || !stock_->has_free()) {
             (void)is_done(with(lock, [&] { return submitted_ > released_ ? released_ + 1 : 0; }));
         }
         release(false);
-        if (with(lock, [&] { return is_full_locked(); })) {
+        if (was_full && with(lock, [&] { return is_full_locked(); })) {
             return fail(errc::no_memory, "too much work waits in one queue");
         }
         return stock_->take();
