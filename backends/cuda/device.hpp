@@ -8,60 +8,19 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cctype>
-#include <cstdio>
-#include <cstdlib>
 #include <vector>
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <xmm/concepts/backend.hpp>
+
+#include "../shared/loss.hpp"
+#include "../shared/pci.hpp"
 
 #include "driver.hpp"
 
 namespace xmm::cuda {
 
-namespace sysfs {
-
-// The leading number of a file of a PCI device ("32.0 GT/s PCIe" is 32); less than 0 if there is none.
-[[nodiscard]] inline double read_number(const char* bus_id, const char* file) noexcept {
-    std::array<char, 160> path{};
-    std::snprintf(path.data(), path.size(), "/sys/bus/pci/devices/%s/%s", bus_id, file);
-    const int fd = ::open(path.data(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return -1;
-    }
-    std::array<char, 64> text{};
-    const auto got = ::read(fd, text.data(), text.size() - 1);
-    ::close(fd);
-    char* end = text.data();
-    const double value = got > 0 ? std::strtod(text.data(), &end) : -1;
-    return end == text.data() ? -1 : value;
-}
-
-// Bytes a second each way; 0 is unknown. A device at rest slows its link down, so what counts is the
-// speed that both ends can do, at the width that they agreed on.
-[[nodiscard]] inline std::uint64_t link_speed(const char* bus_id) noexcept {
-    double transfers = read_number(bus_id, "max_link_speed");  // in 10^9 a second
-    std::array<char, 48> bridge{};
-    std::snprintf(bridge.data(), bridge.size(), "%s/..", bus_id);
-    const double above = read_number(bridge.data(), "max_link_speed");
-    if (above > 0 && above < transfers) {
-        transfers = above;
-    }
-    const double width = read_number(bus_id, "current_link_width");
-    if (transfers <= 0 || width <= 0 || width > 64) {
-        return 0;
-    }
-    const double payload = transfers >= 8 ? 128.0 / 130.0 : 0.8;  // what the line code leaves
-    return static_cast<std::uint64_t>(transfers * 1e9 * width * payload / 8);
-}
-
-}  // namespace sysfs
-
-class device {
+class device : public shared::loss {
 public:
     static constexpr unsigned max_devices = 32;  // one bit each in a mapping's record
 
@@ -139,10 +98,10 @@ public:
     // The OS's number of the host node next to it; less than 0 if nobody knows.
     [[nodiscard]] int host_numa() const noexcept {
         const int said = attribute(driver_, ordinal_, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID);
-        return said >= 0 ? said : static_cast<int>(sysfs::read_number(bus_id(), "numa_node"));
+        return said >= 0 ? said : static_cast<int>(shared::pci::read_number(bus_id(), "numa_node"));
     }
     [[nodiscard]] std::uint64_t link_bytes_per_second() const noexcept {
-        return sysfs::link_speed(bus_id());
+        return shared::pci::link_speed(bus_id());
     }
     // Lower is more urgent.
     [[nodiscard]] int stream_priority(queue_priority wanted) const noexcept {
@@ -152,16 +111,6 @@ public:
             case queue_priority::normal: break;
         }
         return least_priority_ + (greatest_priority_ - least_priority_) / 2;
-    }
-
-    // relaxed: nothing but the fact itself is read.
-    [[nodiscard]] bool is_lost() const noexcept { return is_lost_.load(std::memory_order_relaxed); }
-    // Passes an outcome on, and remembers what it says of the device.
-    status note(status outcome) noexcept {
-        if (outcome.code == errc::device_lost) {
-            is_lost_.store(true, std::memory_order_relaxed);
-        }
-        return outcome;
     }
 
 private:
@@ -180,7 +129,6 @@ private:
     std::size_t bytes_ = 0;
     int least_priority_ = 0;
     int greatest_priority_ = 0;
-    std::atomic<bool> is_lost_{false};
 };
 
 // The ordinals of the devices that can be driven; a status if there is no driver or no such device.

@@ -12,6 +12,8 @@
 #include <xmm/os/dynamic_library.hpp>
 #include <xmm/os/registry.hpp>
 
+#include "../shared/driver_functions.hpp"
+
 #include "abi.hpp"
 
 namespace xmm::cuda {
@@ -83,7 +85,7 @@ namespace xmm::cuda {
     }
 }
 
-class driver {
+class driver : public shared::driver_functions<driver_api> {
 public:
     static constexpr const char* registry_key = "cuda_driver/1";
 
@@ -98,18 +100,6 @@ public:
     [[nodiscard]] status state() const noexcept { return state_; }
     // As CUDA counts: 13000 is 13.0; 0 without a driver.
     [[nodiscard]] int version() const noexcept { return version_; }
-
-    // call(&driver_api::mem_release, handle)
-    template <class Function, class... Args>
-    status call(Function driver_api::*which, Args... args) const noexcept {
-        XMM_ASSERT((api_.*which).at != nullptr, "a CUDA function that this driver does not have");
-        return status_of((api_.*which)(args...));
-    }
-    // Whether one of the optional functions is there.
-    template <class Function>
-    [[nodiscard]] bool has(Function driver_api::*which) const noexcept {
-        return (api_.*which).at != nullptr;
-    }
 
 private:
     status start() noexcept {
@@ -154,8 +144,7 @@ private:
         return one.at != nullptr || one.is_optional;
     }
 
-    driver_api api_;  // (C) once built, as are the next two
-    int version_ = 0;
+    int version_ = 0;  // (C) once built, as is the next
     status state_;
 };
 

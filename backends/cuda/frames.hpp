@@ -21,14 +21,15 @@
 
 #include <xmm/core/types.hpp>
 
-#include "address_window.hpp"
+#include "../shared/address_window.hpp"
+
 #include "device.hpp"
 #include "host_frames.hpp"
 
 namespace xmm::cuda {
 
 // A reservation of the driver's, and which of its pages are in use.
-class reserved_window : public address_window {
+class reserved_window : public shared::address_window {
 public:
     explicit reserved_window(const driver& on) noexcept : driver_{on} {}
     ~reserved_window() {
@@ -40,21 +41,21 @@ public:
     reserved_window(const reserved_window&) = delete;
     reserved_window& operator=(const reserved_window&) = delete;
 
-    // Takes less, down to an eighth, where the driver has less. Throws std::bad_alloc.
-    [[nodiscard]] status open(std::size_t bytes) {
-        status outcome;
-        for (const std::size_t least = bytes / 8; bytes >= least && bytes >= page_bytes;
-             bytes = align_down(bytes / 2, page_bytes)) {
-            CUdeviceptr at = 0;
-            outcome = driver_.call(&driver_api::mem_address_reserve, &at, bytes, page_bytes,
-                                   CUdeviceptr{0}, 0ull);
-            if (outcome) {
-                assign({address{at}, bytes});
-                return {};
-            }
-        }
-        return fail(errc::no_memory, "the CUDA driver has no addresses for frames",
-                    outcome.driver_code);
+    [[nodiscard]] status open(std::size_t memory, std::size_t granularity) noexcept {
+        const status outcome =
+            shared::reserve_window(memory, granularity, [&](std::size_t bytes) -> status {
+                CUdeviceptr at = 0;
+                const status reserved = driver_.call(&driver_api::mem_address_reserve, &at, bytes,
+                                                     page_bytes, CUdeviceptr{0}, 0ull);
+                const status assigned = reserved ? assign({address{at}, bytes}) : reserved;
+                if (reserved && !assigned) {
+                    (void)driver_.call(&driver_api::mem_address_free, at, bytes);
+                }
+                return assigned;
+            });
+        return outcome ? outcome
+                       : fail(errc::no_memory, "the CUDA driver has no addresses for frames",
+                              outcome.driver_code);
     }
 
 private:
@@ -177,10 +178,7 @@ private:
             asked) {
             granularity_ = std::max(page_bytes, std::bit_ceil(said));
         }
-        // Addresses cost nothing, and with four times as many a run is always found.
-        const std::size_t wanted = align_up(4 * bytes_, granularity_);
-        if (const status opened = window_.open(std::max(wanted, 2 * largest_frame_bytes));
-            !opened) {
+        if (const status opened = window_.open(bytes_, granularity_); !opened) {
             return opened;
         }
         return probe();

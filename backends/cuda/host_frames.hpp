@@ -29,7 +29,8 @@
 #include <xmm/os/host_memory.hpp>
 #include <xmm/os/huge_pages.hpp>
 
-#include "address_window.hpp"
+#include "../shared/address_window.hpp"
+
 #include "page_locker.hpp"
 #include "twin.hpp"
 
@@ -212,7 +213,9 @@ private:
             return outcome;
         }
         windows_ = {begin, 2 * bytes};
-        window_.assign({begin, bytes});
+        if (const status assigned = window_.assign({begin, bytes}); !assigned) {
+            return assigned;
+        }
         bind();
         return {};
     }
@@ -338,7 +341,7 @@ private:
     int file_ = -1;     // (C) once open, as are the next two
     va_range windows_;  // both
     bool can_split_ = false;
-    address_window window_;
+    shared::address_window window_;
     page_locker::errand burial_;
     ranked_mutex<lock_rank::backend_queue> lock_;
     std::unique_ptr<dropped[], decltype(&std::free)> dropped_{

@@ -9,20 +9,18 @@
 // Failure  What is enqueued here is not seen by us until record() or the end of a launch.
 #pragma once
 
+#include "../shared/stream.hpp"
+
 #include "vmm.hpp"
 
 namespace xmm::cuda {
 
 // A queue and its backend. Both outlive it.
-class stream {
+class stream : public shared::stream_of<vmm> {
 public:
-    using driver_type = vmm;
-
     stream(vmm& owner, queue_id queue) noexcept
-        : driver_{&owner}, queue_{queue}, native_{owner.stream_of(queue)} {}
+        : stream_of{owner, queue}, native_{owner.stream_of(queue)} {}
 
-    [[nodiscard]] queue_id queue() const noexcept { return queue_; }
-    [[nodiscard]] vmm& owner() const noexcept { return *driver_; }
     // Null if the queue is gone.
     [[nodiscard]] CUstream native() const noexcept { return native_; }
     operator CUstream() const noexcept { return native_; }
@@ -36,17 +34,7 @@ public:
         return current_context{driver::instance(), on == nullptr ? nullptr : on->context()};
     }
 
-    // A point behind all that was enqueued so far.
-    result<ticket> record() const noexcept { return driver_->record(queue_); }
-    // Waits for all that was enqueued so far.
-    status synchronize() const noexcept {
-        auto point = record();
-        return point ? driver_->wait(*point) : point.error();
-    }
-
 private:
-    vmm* driver_;
-    queue_id queue_;
     CUstream native_;
 };
 

@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <memory>
 #include <new>
 #include <span>
@@ -21,6 +20,9 @@
 
 #include <xmm/concepts/backend.hpp>
 #include <xmm/core/lock.hpp>
+
+#include "../shared/claims.hpp"
+#include "../shared/runs.hpp"
 
 #include "vmm.hpp"
 
@@ -83,7 +85,7 @@ public:
         if (range.begin != 0) {
             return fail(errc::unsupported, "the CUDA driver chooses where managed memory lies");
         }
-        if ((range.bytes | alignment) >> mapping_table::address_bits != 0) {
+        if ((range.bytes | alignment) >> shared::address_bits != 0) {
             return fail(errc::no_memory, "more than 48 bits of addresses");
         }
         auto base = allocate_aligned(range.bytes, alignment);
@@ -91,23 +93,14 @@ public:
             return base.error();
         }
         const va_range found{align_up(*base, alignment), range.bytes};
-        if (!note_allocation(found.begin, *base)) {
+        if (const status noted = claims_.add(found, {*base, range.bytes}); !noted) {
             drop(*base);
-            return fail(errc::no_memory, "the host has no memory for a record of the range");
+            return noted;
         }
         return found;
     }
     // Nobody uses it any more. Waits for the work of the devices, as the driver does.
-    void va_release(va_range range) noexcept {
-        const address base = with(lock_, [&] {
-            const auto found = bases_.find(range.begin);
-            XMM_ASSERT(found != bases_.end(), "released a range that was never claimed");
-            const address at = found->second;
-            bases_.erase(found);
-            return at;
-        });
-        drop(base);
-    }
+    void va_release(va_range range) noexcept { drop(claims_.remove(range).begin); }
 
     [[nodiscard]] result<queue_id> queue_create(node_id node, queue_priority priority) noexcept {
         return vmm_->queue_create(node, priority);
@@ -136,7 +129,7 @@ public:
             return fail(errc::unknown_node, "not a node of this driver");
         }
         return submit(id, [&](CUstream stream) {
-            return for_each_run(ranges, [&](va_range all) {
+            return shared::for_each_run(ranges, shared::no_seams, [&](va_range all) {
                 return driver_.call(&driver_api::mem_prefetch_async, CUdeviceptr{all.begin},
                                     all.bytes, to, 0u, stream);
             });
@@ -153,7 +146,7 @@ public:
         if (what == driver_advice::preferred && where.type == CU_MEM_LOCATION_TYPE_INVALID) {
             return fail(errc::unknown_node, "not a node of this driver");
         }
-        return for_each_run(ranges, [&](va_range all) {
+        return shared::for_each_run(ranges, shared::no_seams, [&](va_range all) {
             constexpr CUmemLocation nowhere{CU_MEM_LOCATION_TYPE_HOST, 0};
             switch (what) {
                 case driver_advice::read_mostly:
@@ -203,7 +196,7 @@ public:
             return fail(errc::unsupported, "this CUDA driver discards no managed memory");
         }
         return submit(id, [&](CUstream stream) {
-            return for_each_run(ranges, [&](va_range all) {
+            return shared::for_each_run(ranges, shared::no_seams, [&](va_range all) {
                 CUdeviceptr at{all.begin};
                 std::size_t bytes = all.bytes;
                 return driver_.call(&driver_api::mem_discard_batch_async, &at, &bytes,
@@ -323,33 +316,6 @@ private:
         const context_scope here{driver_, usable_device().context()};
         (void)driver_.call(&driver_api::mem_free, CUdeviceptr{base});
     }
-    bool note_allocation(address begin, address base) noexcept {
-        std::lock_guard hold{lock_};
-        try {
-            bases_.emplace(begin, base);
-            return true;
-        } catch (const std::bad_alloc&) {
-            return false;
-        }
-    }
-
-    // call(va_range) for what lies in a row, until one fails.
-    template <class Call>
-    static status for_each_run(std::span<const va_range> ranges, Call&& call) noexcept {
-        for (std::size_t i = 0; i < ranges.size();) {
-            va_range all = ranges[i++];
-            for (; i < ranges.size() && ranges[i].begin == all.end(); ++i) {
-                all.bytes += ranges[i].bytes;
-            }
-            if (all.is_empty()) {
-                continue;
-            }
-            if (const status outcome = call(all); !outcome) {
-                return outcome;
-            }
-        }
-        return {};
-    }
     [[nodiscard]] status tell(va_range all, CUmem_advise what, CUmemLocation where) noexcept {
         const context_scope here{driver_, usable_device().context()};
         return driver_.call(&driver_api::mem_advise, CUdeviceptr{all.begin}, all.bytes, what,
@@ -393,9 +359,7 @@ private:
     std::vector<host> hosts_;           // (C) once built, as are the next two
     std::vector<queue_id> own_queues_;  // one a device
     std::vector<const device*> devices_;
-    ranked_mutex<lock_rank::backend_queue> lock_;
-    std::map<address, address>
-        bases_;  // guarded by lock_: of each range, where its allocation begins
+    shared::claims claims_;  // of each range, where its allocation begins
 };
 
 static_assert(backend<managed> && steers_driver<managed> && !owns_frames<managed>);

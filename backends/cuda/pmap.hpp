@@ -23,12 +23,13 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
-#include <memory>
 #include <span>
 
 #include <sys/mman.h>
 
 #include <xmm/core/types.hpp>
+
+#include "../shared/page_records.hpp"
 
 #include "device.hpp"
 #include "page_locker.hpp"
@@ -50,78 +51,6 @@ struct mapping {
     bool is_leaving = false;            // a twin was locked here, and the end of that is under way
 
     [[nodiscard]] bool is_empty() const noexcept { return handle == 0 && twin == 0 && !is_leaving; }
-};
-
-// By page; two levels for 48 bits of addresses. Tables stay until the whole is destroyed.
-class mapping_table {
-public:
-    static constexpr unsigned address_bits = 48;
-
-    mapping_table() : tables_{std::make_unique<roots>()} {}
-    ~mapping_table() {
-        for (std::atomic<mapping*>& one : *tables_) {
-            if (mapping* table = one.load(std::memory_order_relaxed); table != nullptr) {
-                ::munmap(static_cast<void*>(table), table_bytes);
-            }
-        }
-    }
-    mapping_table(const mapping_table&) = delete;
-    mapping_table& operator=(const mapping_table&) = delete;
-
-    // Null where nothing was ever mapped near.
-    [[nodiscard]] mapping* find(address at) const noexcept {
-        if (at >> address_bits != 0) {
-            return nullptr;
-        }
-        // acquire: pairs with the release in reserve; a table is zeroed before it is found.
-        mapping* table = (*tables_)[root_of(at)].load(std::memory_order_acquire);
-        return table == nullptr ? nullptr : table + (at >> page_shift) % table_pages;
-    }
-    // Makes find() answer in the whole range.
-    [[nodiscard]] bool reserve(va_range range) noexcept {
-        if (range.end() < range.begin || (range.end() - 1) >> address_bits != 0) {
-            return false;
-        }
-        for (std::size_t i = root_of(range.begin); i <= root_of(range.end() - 1); ++i) {
-            std::atomic<mapping*>& one = (*tables_)[i];
-            if (one.load(std::memory_order_acquire) != nullptr) {
-                continue;
-            }
-            void* fresh = ::mmap(nullptr, table_bytes, PROT_READ | PROT_WRITE,
-                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (fresh == MAP_FAILED) {
-                return false;
-            }
-            mapping* none = nullptr;
-            // release: pairs with the acquire in find.
-            if (!one.compare_exchange_strong(none, static_cast<mapping*>(fresh),
-                                             std::memory_order_acq_rel)) {
-                ::munmap(fresh, table_bytes);
-            }
-        }
-        return true;
-    }
-    [[nodiscard]] bool has_any(va_range range) const noexcept {
-        for (std::size_t at = 0; at < range.bytes; at += page_bytes) {
-            const mapping* one = find(range.begin + at);
-            if (one != nullptr && !one->is_empty()) {
-                return true;
-            }
-        }
-        return false;
-    }
-
-private:
-    static constexpr std::size_t table_pages = std::size_t{1} << 14;
-    static constexpr std::size_t root_count = std::size_t{1} << (address_bits - page_shift - 14);
-    static constexpr std::size_t table_bytes = table_pages * sizeof(mapping);
-    using roots = std::array<std::atomic<mapping*>, root_count>;
-
-    [[nodiscard]] static std::size_t root_of(address at) noexcept {
-        return (at >> page_shift) / table_pages;
-    }
-
-    std::unique_ptr<roots> tables_;
 };
 
 class pmap {
@@ -747,7 +676,7 @@ private:
     const driver& driver_;
     page_locker& locker_;
     bool can_split_ = false;
-    mapping_table table_;
+    shared::page_records<mapping> table_;
     std::atomic<bool> is_device_read_refused_{false};
 };
 

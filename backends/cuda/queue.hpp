@@ -11,19 +11,18 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <mutex>
 #include <thread>
 
-#include <sys/mman.h>
-
 #include <xmm/concepts/backend.hpp>
 #include <xmm/core/lock.hpp>
 
+#include "../shared/ticket_ring.hpp"
+
 #include "calls.hpp"
 #include "device.hpp"
+#include "events.hpp"
 
 namespace xmm::cuda {
 
@@ -33,9 +32,6 @@ public:
     queue(const queue&) = delete;
     queue& operator=(const queue&) = delete;
     ~queue() {
-        if (events_ != nullptr) {
-            ::munmap(static_cast<void*>(events_), ring_bytes);
-        }
         while (orphans_ != nullptr) {
             delete std::exchange(orphans_, orphans_->next);
         }
@@ -45,7 +41,7 @@ public:
     [[nodiscard]] CUstream stream() const noexcept { return stream_; }
     [[nodiscard]] bool is_adopted() const noexcept { return !is_own_; }
 
-    [[nodiscard]] status open(queue_id id, device& on, call_thread& calls,
+    [[nodiscard]] status open(queue_id id, device& on, call_thread& calls, event_stock& events,
                               queue_priority priority) noexcept {
         const context_scope here{on.calls(), on.context()};
         CUstream made = nullptr;
@@ -54,12 +50,12 @@ public:
             &driver_api::stream_create_with_priority, &made,
             static_cast<unsigned>(CU_STREAM_NON_BLOCKING), on.stream_priority(priority)));
         is_background_ = priority == queue_priority::background;
-        return outcome ? open_on(id, on, calls, made, true) : outcome;
+        return outcome ? open_on(id, on, calls, events, made, true) : outcome;
     }
-    [[nodiscard]] status adopt(queue_id id, device& on, call_thread& calls,
+    [[nodiscard]] status adopt(queue_id id, device& on, call_thread& calls, event_stock& events,
                                CUstream users) noexcept {
         is_background_ = false;
-        return open_on(id, on, calls, users, false);
+        return open_on(id, on, calls, events, users, false);
     }
     // Returns when the work that has tickets, and every host call, is over.
     void close() noexcept {
@@ -68,19 +64,13 @@ public:
         if (is_own_) {
             (void)device_->note(calls.call(&driver_api::stream_synchronize, stream_));
         }
-        (void)wait(with(ring_, [&] { return submitted_; }));
+        (void)wait(ring_.last());
         if (device_->is_lost()) {
             lose();
         }
         await_calls();
         std::lock_guard order{order_};
-        with(ring_, [&] {
-            finished_.store(submitted_, std::memory_order_release);
-            recycle_locked();
-        });
-        for (; free_count_ > 0; --free_count_) {
-            (void)calls.call(&driver_api::event_destroy, free_events()[free_count_ - 1]);
-        }
+        ring_.close(false);
         if (is_own_) {
             (void)calls.call(&driver_api::stream_destroy, stream_);
         }
@@ -96,46 +86,43 @@ public:
         if (const status able = check_stream(); !able) {
             return able;
         }
-        auto event = take_event();
-        if (!event) {
-            return event.error();
+        auto done = ring_.take([&](std::uint64_t value) { return is_done(value); });
+        if (!done) {
+            return done.error();
         }
         status outcome = device_->note(enqueue(stream_));
         if (outcome) {
-            outcome = device_->note(calls.call(&driver_api::event_record, *event, stream_));
+            outcome =
+                device_->note(calls.call(&driver_api::event_record, (*done)->handle, stream_));
         }
         if (!outcome) {
             if (outcome.code != errc::busy) {  // a capture that began meanwhile has nothing of ours
                 (void)device_->note(calls.call(&driver_api::stream_synchronize, stream_));
             }
-            with(ring_, [&] { free_events()[free_count_++] = *event; });
+            events_->drop_need(**done);
             return outcome;
         }
-        const std::uint64_t value = with(ring_, [&] {
-            events_[(submitted_ + 1) % ring_count] = *event;
-            return ++submitted_;
-        });
-        return ticket{id_, value};
+        return ticket{id_, ring_.add(*done)};
     }
     [[nodiscard]] result<ticket> record() noexcept {
         return submit([](CUstream) { return status{}; });
     }
     // Later work in the stream waits for a point of another queue.
-    [[nodiscard]] status await_in_stream(queue& other, std::uint64_t value) noexcept {
+    [[nodiscard]] status await_point(queue& other, std::uint64_t value) noexcept {
         const pin point{other, value};
-        if (point.event == nullptr || &other == this) {
+        if (point.held == nullptr || &other == this) {
             return {};
         }
         const driver& calls = device_->calls();
         const context_scope here{calls, device_->context()};
         std::lock_guard order{order_};
         const status able = check_stream();
-        return able ? device_->note(
-                          calls.call(&driver_api::stream_wait_event, stream_, point.event, 0u))
+        return able ? device_->note(calls.call(&driver_api::stream_wait_event, stream_,
+                                               point.held->handle, 0u))
                     : able;
     }
     [[nodiscard]] result<ticket> call(void (*fn)(void*) noexcept, void* context) noexcept {
-        if (const status started = calls_->start(); !started) {
+        if (const status started = calls_->start("xmm-cuda-calls"); !started) {
             return started;
         }
         auto* one = new (std::nothrow) host_call;
@@ -143,7 +130,7 @@ public:
             return fail(errc::no_memory, "no memory for a host call");
         }
         one->fn = fn, one->context = context, one->owner = this;
-        with(ring_, [&] { link_locked(*one); });
+        with(ring_.lock, [&] { link_locked(*one); });
         bool is_enqueued = false;  // then it is made
         auto point = submit([&](CUstream stream) {
             const status enqueued = device_->calls().call(&driver_api::launch_host_func, stream,
@@ -155,7 +142,7 @@ public:
             host_call::let_go(*one);
             return point;
         }
-        if (!is_enqueued && with(ring_, [&] { return claim_locked(*one); })) {
+        if (!is_enqueued && with(ring_.lock, [&] { return claim_locked(*one); })) {
             delete one;
             return point.error();
         }
@@ -164,17 +151,16 @@ public:
         if (device_->is_lost()) {
             lose();
         }
-        call_thread::await(*one);
+        one->await();
         host_call::let_go(*one);
         return ticket{id_, 0};
     }
 
     [[nodiscard]] bool is_submitted(std::uint64_t value) noexcept {
-        return with(ring_, [&] { return value <= submitted_; });
+        return ring_.is_submitted(value);
     }
     [[nodiscard]] bool is_done(std::uint64_t value) noexcept {
-        // acquire: pairs with the releases of finish; who sees the ticket reached sees the work.
-        if (finished_.load(std::memory_order_acquire) >= value) {
+        if (ring_.is_reached(value)) {
             return true;
         }
         const context_scope here{device_->calls(), device_->context()};
@@ -192,13 +178,10 @@ public:
                 nap = std::min(2 * nap, longest_nap);
             }
         }
-        return outcome_of(value);
+        return ring_.outcome_of(value, "the work was lost with its CUDA device");
     }
 
 private:
-    static constexpr std::uint64_t never = ~std::uint64_t{0};
-    static constexpr std::size_t ring_count = std::size_t{1} << 16;  // tickets not known as reached
-    static constexpr std::size_t ring_bytes = 2 * ring_count * sizeof(CUevent);
     static constexpr std::chrono::microseconds longest_look{50'000};
     static constexpr std::chrono::microseconds longest_look_in_background{20};
     static constexpr std::chrono::microseconds shortest_nap{10};
@@ -207,21 +190,12 @@ private:
     // Keeps an event as it is while it is looked at; none if the ticket is reached or was never given.
     struct pin {
         queue& of;
-        CUevent event = nullptr;
+        event* const held;
 
-        pin(queue& owner, std::uint64_t value) noexcept : of{owner} {
-            std::lock_guard hold{of.ring_};
-            // relaxed: written under the lock only.
-            if (value > of.finished_.load(std::memory_order_relaxed) && value <= of.submitted_) {
-                event = of.events_[value % ring_count];
-                ++of.lookers_;
-            }
-        }
+        pin(queue& owner, std::uint64_t value) noexcept : of{owner}, held{owner.ring_.pin(value)} {}
         ~pin() {
-            if (event != nullptr) {
-                std::lock_guard hold{of.ring_};
-                --of.lookers_;
-                of.recycle_locked();
+            if (held != nullptr) {
+                of.events_->drop_need(*held);
             }
         }
         pin(const pin&) = delete;
@@ -244,21 +218,16 @@ private:
         return false;
     }
 
-    [[nodiscard]] status open_on(queue_id id, device& on, call_thread& calls, CUstream stream,
-                                 bool is_own) noexcept {
-        if (events_ == nullptr) {
-            void* at = ::mmap(nullptr, ring_bytes, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (at == MAP_FAILED) {
-                if (is_own) {
-                    (void)on.calls().call(&driver_api::stream_destroy, stream);
-                }
-                return fail(errc::no_memory, "no address space for a queue", errno);
+    [[nodiscard]] status open_on(queue_id id, device& on, call_thread& calls, event_stock& events,
+                                 CUstream stream, bool is_own) noexcept {
+        if (const status opened = ring_.open(events); !opened) {
+            if (is_own) {
+                (void)on.calls().call(&driver_api::stream_destroy, stream);
             }
-            events_ = static_cast<CUevent*>(at);
+            return opened;
         }
-        id_ = id, device_ = &on, calls_ = &calls, stream_ = stream, is_own_ = is_own;
-        lost_from_.store(never, std::memory_order_relaxed);  // nobody has this queue yet
+        id_ = id, device_ = &on, calls_ = &calls, events_ = &events, stream_ = stream,
+        is_own_ = is_own;
         return {};
     }
 
@@ -275,55 +244,19 @@ private:
                    : asked;
     }
 
-    // acquire: see is_done.
     [[nodiscard]] bool is_done_in_context(std::uint64_t value) noexcept {
         if (device_->is_lost()) {
             lose();
             return true;
         }
         const pin point{*this, value};
-        if (point.event == nullptr) {
-            return finished_.load(std::memory_order_acquire) >= value;
+        if (point.held == nullptr) {
+            return ring_.is_reached(value);
         }
-        return take_answer(
-            value, device_->note(device_->calls().call(&driver_api::event_query, point.event)));
+        return take_answer(value, device_->note(device_->calls().call(&driver_api::event_query,
+                                                                      point.held->handle)));
     }
 
-    // ---- events: a ring by ticket, then a stack of free ones
-
-    [[nodiscard]] CUevent* free_events() const noexcept { return events_ + ring_count; }
-
-    [[nodiscard]] result<CUevent> take_event() noexcept {
-        const std::uint64_t oldest = with(
-            ring_, [&] { return free_count_ == 0 && submitted_ > released_ ? released_ + 1 : 0; });
-        (void)is_done(oldest);  // so that events come back even if nobody else asks
-        CUevent event = nullptr;
-        bool is_full = false;
-        with(ring_, [&] {
-            is_full = submitted_ - released_ == ring_count;
-            if (!is_full && free_count_ > 0) {
-                event = free_events()[--free_count_];
-            }
-        });
-        if (is_full) {
-            return fail(errc::no_memory, "too much work waits in one queue");
-        }
-        if (event == nullptr) {
-            const status made = device_->note(device_->calls().call(
-                &driver_api::event_create, &event, static_cast<unsigned>(CU_EVENT_DISABLE_TIMING)));
-            if (!made) {
-                return made;
-            }
-        }
-        return event;
-    }
-    void recycle_locked() noexcept {
-        // relaxed: written under the lock only.
-        const std::uint64_t finished = finished_.load(std::memory_order_relaxed);
-        while (lookers_ == 0 && released_ < finished) {
-            free_events()[free_count_++] = events_[++released_ % ring_count];
-        }
-    }
     // True if the ticket is reached.
     [[nodiscard]] bool take_answer(std::uint64_t value, status answer) noexcept {
         if (answer.code == errc::busy) {
@@ -335,19 +268,8 @@ private:
             lose();
             return true;
         }
-        with(ring_, [&] {
-            // In a stream what came before is done as well.
-            if (finished_.load(std::memory_order_relaxed) < value) {
-                finished_.store(value, std::memory_order_release);  // pairs with is_done's acquire
-            }
-        });
+        ring_.finish(value);
         return true;
-    }
-    // relaxed: who sees the ticket reached by the loss sees lost_from_, which was set before.
-    [[nodiscard]] status outcome_of(std::uint64_t value) const noexcept {
-        return value < lost_from_.load(std::memory_order_relaxed)
-                   ? status{}
-                   : fail(errc::device_lost, "the work was lost with its CUDA device");
     }
 
     // ---- loss, host calls
@@ -355,12 +277,8 @@ private:
     // All that is not known as reached by now is lost; the driver will not tell any more.
     void lose() noexcept {
         host_call* left = nullptr;
-        with(ring_, [&] {
-            const std::uint64_t finished = finished_.load(std::memory_order_relaxed);
-            if (lost_from_.load(std::memory_order_relaxed) == never) {
-                lost_from_.store(finished + 1, std::memory_order_relaxed);
-            }
-            finished_.store(submitted_, std::memory_order_release);  // pairs with is_done's acquire
+        with(ring_.lock, [&] {
+            ring_.lose_locked();
             left = waiting_;
             while (waiting_ != nullptr) {
                 host_call& one = *waiting_;
@@ -376,7 +294,7 @@ private:
     }
     void make_orphans() noexcept {
         host_call* first = nullptr;
-        with(ring_, [&] {
+        with(ring_.lock, [&] {
             for (host_call* one = orphans_; one != nullptr; one = one->next) {
                 if (!std::exchange(one->is_handed_over, true)) {
                     one->after = first;
@@ -391,13 +309,13 @@ private:
         }
     }
     void await_calls() noexcept {
-        host_call* one = with(ring_, [&] { return orphans_; });
+        host_call* one = with(ring_.lock, [&] { return orphans_; });
         for (std::uint32_t running;
              (running = calls_running_.load(std::memory_order_acquire)) != 0;) {
             xmm::detail::futex_wait(calls_running_, running);
         }
         for (; one != nullptr; one = one->next) {
-            call_thread::await(*one);
+            one->await();
         }
     }
     void link_locked(host_call& one) noexcept {
@@ -420,14 +338,15 @@ private:
     static void on_turn(void* self) {
         auto* one = static_cast<host_call*>(self);
         queue& owner = *one->owner;
-        const bool is_mine = with(owner.ring_, [&] {
+        const bool is_mine = with(owner.ring_.lock, [&] {
             const bool is_claimed = owner.claim_locked(*one);
             // relaxed: close() looks under the lock first, and from then on it only falls.
             owner.calls_running_.fetch_add(is_claimed ? 1 : 0, std::memory_order_relaxed);
             return is_claimed;
         });
         if (is_mine) {
-            owner.calls_->make(*one);
+            owner.calls_->push(*one);
+            one->await();
             host_call::let_go(*one);
             xmm::detail::futex_word& running = owner.calls_running_;
             running.fetch_sub(1, std::memory_order_release);  // pairs with the acquire in close
@@ -435,26 +354,21 @@ private:
         }
     }
 
-    queue_id id_;  // (C) while open, as are the next five
+    queue_id id_;  // (C) while open, as are the next six
     device* device_ = nullptr;
     call_thread* calls_ = nullptr;
+    event_stock* events_ = nullptr;
     CUstream stream_ = nullptr;
     bool is_own_ = true;
     bool is_background_ = false;
 
     ranked_mutex<lock_rank::backend_queue> order_;
-    ranked_mutex<lock_rank::leaf> ring_;
-    CUevent* events_ = nullptr;    // (C) once there: by ticket, then the free ones
-    std::uint64_t submitted_ = 0;  // under ring_, as is what follows; never reset
-    std::uint64_t released_ = 0;   // tickets up to here have no event any more
-    std::size_t free_count_ = 0;
-    std::size_t lookers_ = 0;
+    // Its lock guards the calls, too.
+    shared::ticket_ring<event_stock, std::size_t{1} << 16> ring_;
     host_call* waiting_ = nullptr;  // calls that the driver has yet to make, oldest first
     host_call* newest_waiting_ = nullptr;
     xmm::detail::futex_word calls_running_{0};
     host_call* orphans_ = nullptr;  // calls of a lost device; kept, since the driver may name them
-    std::atomic<std::uint64_t> finished_{0};  // written under ring_
-    std::atomic<std::uint64_t> lost_from_{never};
 };
 
 }  // namespace xmm::cuda

@@ -23,6 +23,8 @@
 
 #include <xmm/concepts/backend.hpp>
 
+#include "../shared/device_driver.hpp"
+
 #include "copy.hpp"
 #include "device.hpp"
 #include "frames.hpp"
@@ -44,7 +46,7 @@ struct vmm_options {
     bool has_host_handles = false;
 };
 
-class vmm {
+class vmm : public shared::device_driver<device, node_memory, queue> {
 public:
     // As many ids as ordinals (see find_devices), at least one host id; ids are process-wide and given from
     // outside. unsupported: no driver, or a device that cannot do it.
@@ -68,22 +70,14 @@ public:
         }
     }
     ~vmm() {
-        for (queue_slot& one : *slots_) {
-            if (one.is_taken) {
-                std::lock_guard hold{one.ending};
-                one.work.close();
-            }
-        }
+        queues_.end_all();
         are_queues_gone_.store(true,
                                std::memory_order_relaxed);  // relaxed: the drain below orders it
         locker_.drain();
+        memories_.clear();  // before the locker
     }
-    vmm(const vmm&) = delete;
-    vmm& operator=(const vmm&) = delete;
 
     // ---- vendor
-
-    [[nodiscard]] std::span<const node_id> nodes() const noexcept { return device_ids_; }
 
     // Host nodes are described too.
     [[nodiscard]] result<node_description> describe(node_id node) const noexcept {
@@ -91,10 +85,7 @@ public:
         if (memory == nullptr) {
             return fail(errc::unknown_node, "not a node of this driver");
         }
-        node_description about;
-        about.bytes = align_down(memory->bytes(), page_bytes);
-        about.smallest_frame_bytes = memory->smallest_frame_bytes();
-        about.able = abilities_;
+        node_description about = describe_memory(*memory);
         const device* one = find_device(node);
         if (one == nullptr) {
             const bool is_ours = memory->ours() != nullptr;
@@ -112,30 +103,14 @@ public:
         std::snprintf(about.name.data(), about.name.size(), "%s", one->name());
         about.is_lowering_dear = true;          // 37 us against 16 for clearing a mapping
         about.host_bytes_per_table_byte = 512;  // 8 bytes for each 4 KiB
-        about.headroom_bytes =
-            std::min(std::max(std::size_t{512} << 20, about.bytes / 50), about.bytes / 8);
-        while (about.granule_bytes > about.smallest_frame_bytes &&
-               about.granule_bytes > about.bytes / 16) {
-            about.granule_bytes /= 2;
-        }
-        about.link_in_bytes_per_second = about.link_out_bytes_per_second =
-            one->link_bytes_per_second();
-        about.nearest_host = nearest_host(*one);
+        describe_device(*one, about);
         return about;
     }
 
     // A proposal may lie anywhere; a given range is claimed if the driver still has those very addresses.
     [[nodiscard]] result<va_range> va_examine(va_range range, std::size_t alignment) noexcept {
-        XMM_ASSERT(
-            range.bytes != 0 && range.bytes % page_bytes == 0 && range.begin % page_bytes == 0,
-            "a range is a whole number of pages");
-        alignment = std::max(alignment, page_bytes);
-        XMM_ASSERT((alignment & (alignment - 1)) == 0, "an alignment is a power of two");
-        if (range.bytes >> mapping_table::address_bits != 0) {
-            return fail(errc::no_memory, "more than 48 bits of addresses");
-        }
-        if (range.begin % alignment != 0) {
-            return fail(errc::unsupported, "the range is not aligned as asked");
+        if (const status able = check_proposal(range, alignment); !able) {
+            return able;
         }
         va_range found;
         status outcome = reserve(range, alignment, found);
@@ -153,7 +128,7 @@ public:
             return outcome;
         }
         const bool is_usable =
-            found.begin % alignment == 0 && (found.end() - 1) >> mapping_table::address_bits == 0;
+            found.begin % alignment == 0 && (found.end() - 1) >> shared::address_bits == 0;
         if ((range.begin != 0 && found.begin != range.begin) || !is_usable) {
             va_release(found);
             return fail(errc::busy, "the CUDA driver does not get these addresses");
@@ -176,20 +151,10 @@ public:
         if (index == devices_.size()) {
             return fail(errc::unknown_node, "a queue belongs to a device of this driver");
         }
-        return take_slot([&](queue& work, queue_id id) {
-            return work.open(id, *devices_[index], *calls_[index], priority);
+        return queues_.take([&](queue& work, queue_id id) {
+            return work.open(id, *devices_[index], *calls_[index], *events_[index], priority);
         });
     }
-    // Lets the submitted work finish; an adopted stream stays its owner's. Not from a host call of that queue.
-    void queue_destroy(queue_id id) noexcept {
-        queue_slot& slot = slot_of(id);
-        XMM_ASSERT(slot.id.load(std::memory_order_relaxed) == id.value,
-                   "destroyed a queue that is gone");
-        slot.id.store(0, std::memory_order_relaxed);
-        with(slot.ending, [&] { slot.work.close(); });
-        with(lock_, [&] { slot.is_taken = false; });
-    }
-
     [[nodiscard]] result<ticket> memcpy(queue_id id, std::span<const piece> pieces) noexcept {
         const auto seam = [this](address at) { return is_seam(at); };
         return submit(
@@ -200,56 +165,28 @@ public:
         return submit(
             id, [&](CUstream stream) { return enqueue_zeros(driver_, stream, ranges, seam); });
     }
-    // Tickets of queues that are gone, and of other drivers, are reached.
-    [[nodiscard]] bool is_done(ticket point) const noexcept {
-        return point.value == 0 || !is_mine(point.queue) ||
-               slot_of(point.queue).work.is_done(point.value);
-    }
-    // Returns when the ticket is reached; device_lost if its work was lost.
+    // With all devices lost the CPU gets to the hosts' frames.
     [[nodiscard]] status wait(ticket point) noexcept {
-        if (point.value == 0) {
-            return {};
+        const status outcome = device_driver::wait(point);
+        if (point.value != 0 && queues_.is_mine(point.queue)) {
+            open_hosts_if_alone();
         }
-        if (!is_mine(point.queue)) {
-            return foreign_ticket();
-        }
-        const status outcome = slot_of(point.queue).work.wait(point.value);
-        open_hosts_if_alone();
         return outcome;
     }
     // busy while the stream is being captured; the capture goes on.
     [[nodiscard]] result<ticket> record(queue_id id) noexcept {
-        queue* one = is_mine(id) ? find_queue(id) : nullptr;
-        auto point = one == nullptr ? result<ticket>{no_queue()} : one->record();
+        auto point = device_driver::record(id);
         if (point.code() == errc::device_lost) {
             open_hosts_if_alone();
         }
         return point;
-    }
-    [[nodiscard]] status make_wait(queue_id id, ticket point) noexcept {
-        queue* one = is_mine(id) ? find_queue(id) : nullptr;
-        if (one == nullptr) {
-            return no_queue();
-        }
-        if (point.value == 0) {
-            return {};
-        }
-        if (!is_mine(point.queue)) {
-            return foreign_ticket();
-        }
-        queue& other = slot_of(point.queue).work;
-        if (!other.is_submitted(point.value)) {
-            return fail(errc::invalid_argument, "a ticket that was never given");
-        }
-        return one->await_in_stream(other, point.value);
     }
 
     // ---- owns_frames
 
     // bytes is a whole number of pages, at most largest_frame_bytes. A handle's contents are undefined.
     [[nodiscard]] result<frame> frame_create(node_id node, std::size_t bytes) noexcept {
-        XMM_ASSERT(bytes != 0 && bytes % page_bytes == 0 && bytes <= largest_frame_bytes,
-                   "a frame is a whole number of pages, at most largest_frame_bytes");
+        check_frame(bytes);
         node_memory* memory = find_memory(node);
         if (memory == nullptr) {
             return fail(errc::unknown_node, "not a node of this driver");
@@ -268,11 +205,7 @@ public:
         memory->drop(f);
     }
     [[nodiscard]] progress pmap_enter(node_id node, std::span<const run> runs) noexcept {
-        for ([[maybe_unused]] const run& one : runs) {
-            XMM_ASSERT(one.va.begin % page_bytes == 0 && one.va.bytes % page_bytes == 0 &&
-                           one.va.bytes != 0 && one.va.bytes <= one.backing.bytes,
-                       "a run is whole pages, no longer than its frame");
-        }
+        check_runs(runs);
         const context_scope nowhere{driver_, frame_context_};
         return mappings_.enter(accessor_of(node), runs, [&](const frame& backing) {
             if (find_device(backing.node) != nullptr) {
@@ -283,19 +216,9 @@ public:
     }
     // Ranges without a mapping are passed over.
     [[nodiscard]] progress pmap_clear(node_id node, std::span<const va_range> ranges) noexcept {
-        for ([[maybe_unused]] const va_range& one : ranges) {
-            XMM_ASSERT(one.begin % page_bytes == 0 && one.bytes % page_bytes == 0,
-                       "a range is whole pages");
-        }
+        check_ranges(ranges);
         const context_scope nowhere{driver_, frame_context_};
         return mappings_.clear(accessor_of(node), ranges);
-    }
-
-    // fn runs in queue order on a thread of ours, even if the device is lost meanwhile, and may call the driver.
-    [[nodiscard]] result<ticket> call(queue_id id, void (*fn)(void*) noexcept,
-                                      void* context) noexcept {
-        queue* one = find_queue(id);
-        return one == nullptr ? result<ticket>{no_queue()} : one->call(fn, context);
     }
 
     // ---- beside the backend
@@ -318,8 +241,8 @@ public:
         }
         for (std::size_t i = 0; i < devices_.size(); ++i) {
             if (devices_[i]->context() == context) {
-                return take_slot([&](queue& work, queue_id id) {
-                    return work.adopt(id, *devices_[i], *calls_[i], stream);
+                return queues_.take([&](queue& work, queue_id id) {
+                    return work.adopt(id, *devices_[i], *calls_[i], *events_[i], stream);
                 });
             }
         }
@@ -328,16 +251,14 @@ public:
     void forget(queue_id id) noexcept { queue_destroy(id); }
 
     [[nodiscard]] CUstream stream_of(queue_id id) const noexcept {
-        const queue* one = is_mine(id) ? find_queue(id) : nullptr;
+        const queue* one = queues_.find(id);
         return one == nullptr ? nullptr : one->stream();
     }
     // The device that a queue belongs to; null if there is no such queue.
     [[nodiscard]] const device* device_of(queue_id id) const noexcept {
-        const queue* one = is_mine(id) ? find_queue(id) : nullptr;
+        const queue* one = queues_.find(id);
         return one == nullptr ? nullptr : &one->on();
     }
-    // Null where the node is none of this driver's devices.
-    [[nodiscard]] const device* device_at(node_id node) const noexcept { return find_device(node); }
     // Of a device: what it has left, for whoever else is on it as well.
     [[nodiscard]] result<std::size_t> free_bytes(node_id node) const noexcept {
         const device* one = find_device(node);
@@ -367,10 +288,6 @@ public:
         const node_memory* memory = find_memory(node);
         return memory != nullptr && memory->is_rdma_capable();
     }
-    [[nodiscard]] bool is_lost(node_id node) const noexcept {
-        const device* one = find_device(node);
-        return one != nullptr && one->is_lost();
-    }
     // False: a device that enters a frame for reading could write it, since the driver knows no less. Host frames of
     // our own it could write in any case.
     [[nodiscard]] bool has_read_only_devices() const noexcept {
@@ -390,17 +307,6 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t slot_count = 256;
-
-    struct queue_slot {
-        std::atomic<std::uint32_t> id{0};  // 0: no queue
-        bool is_taken = false;             // under lock_, as is the next
-        std::uint32_t generation = 0;
-        queue work;
-        // Held by the locker's thread while it waits for the work, and by who ends the queue. No rank: before all.
-        std::mutex ending;
-    };
-
     // Addresses that wait for frames to leave them.
     struct late_release {
         page_locker::errand job;
@@ -415,11 +321,7 @@ private:
     };
 
     vmm(const driver& on, std::span<const node_id> device_ids, std::uint32_t queue_salt)
-        : driver_{on},
-          device_ids_(device_ids.begin(), device_ids.end()),
-          queue_salt_{queue_salt & 0xfff},
-          mappings_{on, locker_},
-          slots_{std::make_unique<std::array<queue_slot, slot_count>>()} {}
+        : device_driver{device_ids, queue_salt}, driver_{on}, mappings_{on, locker_} {}
 
     // On the locker's thread. Streams under capture are passed over: nothing of theirs runs.
     static void await_work(void* self) noexcept {
@@ -427,15 +329,11 @@ private:
         if (me.are_queues_gone_.load(std::memory_order_relaxed)) {
             return;
         }
-        for (queue_slot& one : *me.slots_) {
-            std::lock_guard hold{one.ending};
-            if (one.id.load(std::memory_order_acquire) == 0) {
-                continue;
+        me.queues_.for_each([](queue& one) {
+            if (result<ticket> point = one.record()) {
+                (void)one.wait(point->value);
             }
-            if (result<ticket> point = one.work.record()) {
-                (void)one.work.wait(point->value);
-            }
-        }
+        });
     }
 
     status build(std::span<const CUdevice> ordinals, std::span<const node_id> host_ids,
@@ -446,6 +344,7 @@ private:
         for (std::size_t i = 0; i < ordinals.size(); ++i) {
             devices_.push_back(std::make_unique<device>(driver_, ordinals[i], device_ids_[i]));
             calls_.push_back(std::make_unique<call_thread>());
+            events_.push_back(std::make_unique<event_stock>(event_source{devices_[i].get()}));
             if (const status opened = devices_[i]->open(); !opened) {
                 return opened;
             }
@@ -485,10 +384,7 @@ private:
     }
     void build_hosts(std::span<const node_id> ids, std::span<const CUmemLocation> reached_by,
                      const vmm_options& options) {
-        for (std::size_t i = 0; i < ids.size(); ++i) {
-            const int numa = i < options.host_numa.size() ? options.host_numa[i] : 0;
-            host_numa_.push_back(std::max(numa, 0));
-        }
+        set_hosts(ids.size(), options.host_numa);
         if (!options.has_host_handles) {
             own_host_state_ = build_own_hosts(ids, options);
             if (own_host_state_) {
@@ -506,7 +402,7 @@ private:
             memory_options wanted;
             wanted.node = ids[i];
             wanted.where = {CU_MEM_LOCATION_TYPE_HOST_NUMA, host_numa_[i]};
-            wanted.bytes = i < options.host_bytes.size() ? options.host_bytes[i] : default_host;
+            wanted.bytes = bytes_of_host(i, options.host_bytes);
             wanted.reached_by = reached_by;
             wanted.may_export = may_export;
             memories_.push_back(std::make_unique<node_memory>(driver_, wanted));
@@ -532,7 +428,7 @@ private:
         for (std::size_t i = 0; i < ids.size(); ++i) {
             memory_options wanted;
             wanted.node = ids[i];
-            wanted.bytes = i < options.host_bytes.size() ? options.host_bytes[i] : default_host;
+            wanted.bytes = bytes_of_host(i, options.host_bytes);
             auto ours = std::make_unique<host_frames>(driver_, locker_, wanted.node, host_numa_[i],
                                                       wanted.bytes);
             if (const status opened = ours->open(devices_[0]->location()); !opened) {
@@ -598,25 +494,6 @@ private:
         return one.has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
     }
 
-    [[nodiscard]] node_memory* find_memory(node_id node) const noexcept {
-        for (const auto& one : memories_) {
-            if (one->node() == node) {
-                return one.get();
-            }
-        }
-        return node == any_host ? memories_[0].get() : nullptr;
-    }
-    [[nodiscard]] std::size_t device_index(node_id node) const noexcept {
-        std::size_t i = 0;
-        while (i < devices_.size() && devices_[i]->node() != node) {
-            ++i;
-        }
-        return i;
-    }
-    [[nodiscard]] device* find_device(node_id node) const noexcept {
-        const std::size_t i = device_index(node);
-        return i == devices_.size() ? nullptr : devices_[i].get();
-    }
     [[nodiscard]] pmap::accessor accessor_of(node_id node) const noexcept {
         const std::size_t i = device_index(node);
         XMM_ASSERT(i != devices_.size() || find_memory(node) != nullptr,
@@ -679,66 +556,17 @@ private:
         }
     }
 
-    template <class Open>
-    [[nodiscard]] result<queue_id> take_slot(Open&& open) noexcept {
-        std::lock_guard hold{lock_};
-        for (std::uint32_t i = 0; i < slot_count; ++i) {
-            queue_slot& slot = (*slots_)[i];
-            if (slot.is_taken) {
-                continue;
-            }
-            slot.generation = slot.generation % 0xfff + 1;
-            const queue_id id{queue_salt_ << 20 | slot.generation << 8 | i};
-            if (const status opened = open(slot.work, id); !opened) {
-                return opened;
-            }
-            slot.is_taken = true;
-            slot.id.store(id.value,
-                          std::memory_order_release);  // pairs with the acquire in find_queue
-            return id;
-        }
-        return fail(errc::no_memory, "256 queues are in use");
-    }
-    [[nodiscard]] bool is_mine(queue_id id) const noexcept { return id.value >> 20 == queue_salt_; }
-    [[nodiscard]] queue_slot& slot_of(queue_id id) const noexcept {
-        XMM_ASSERT(is_mine(id), "a queue of another driver");
-        return (*slots_)[id.value & 0xff];
-    }
-    [[nodiscard]] queue* find_queue(queue_id id) const noexcept {
-        queue_slot& slot = slot_of(id);
-        return slot.id.load(std::memory_order_acquire) == id.value ? &slot.work : nullptr;
-    }
-    template <class Enqueue>
-    [[nodiscard]] result<ticket> submit(queue_id id, Enqueue&& enqueue) noexcept {
-        queue* one = find_queue(id);
-        return one == nullptr ? result<ticket>{no_queue()} : one->submit(enqueue);
-    }
-    [[nodiscard]] static status no_queue() noexcept {
-        return fail(errc::invalid_argument, "no such queue");
-    }
-    [[nodiscard]] static status foreign_ticket() noexcept {
-        return fail(errc::invalid_argument, "a ticket of another driver");
-    }
-
-    static constexpr std::size_t default_host = std::size_t{64} << 30;
-
     const driver& driver_;
-    const std::vector<node_id> device_ids_;
-    const std::uint32_t queue_salt_;
-    std::vector<std::unique_ptr<device>> devices_;  // (C) once built, as are the next seven
     std::atomic<bool> are_queues_gone_{false};
     page_locker locker_{driver_, devices_, {&await_work, this}};
-    std::vector<std::unique_ptr<call_thread>> calls_;     // one a device
-    std::vector<std::unique_ptr<node_memory>> memories_;  // hosts first, then devices
-    std::vector<int> host_numa_;
+    std::vector<std::unique_ptr<call_thread>> calls_;  // one a device
+    std::vector<std::unique_ptr<event_stock>> events_;
     status own_host_state_;
     CUcontext frame_context_ = nullptr;  // current while frames and addresses are dealt with
-    abilities abilities_;
     pmap mappings_;
     std::atomic<bool> are_hosts_open_{false};
-    ranked_mutex<lock_rank::backend_queue> lock_;  // of the queues' slots, and of late_
+    ranked_mutex<lock_rank::backend_queue> lock_;  // of late_
     std::array<late_release, 64> late_;
-    std::unique_ptr<std::array<queue_slot, slot_count>> slots_;
 };
 
 static_assert(backend<vmm> && owns_frames<vmm>);

@@ -20,9 +20,6 @@ struct _ze_command_list_handle_t;
 struct _ze_event_pool_handle_t;
 struct _ze_event_handle_t;
 struct _ze_physical_mem_handle_t;
-struct _ze_module_handle_t;
-struct _ze_module_build_log_handle_t;
-struct _ze_kernel_handle_t;
 
 namespace xmm::levelzero {
 
@@ -33,9 +30,6 @@ using ze_command_list_handle_t = ::_ze_command_list_handle_t*;
 using ze_event_pool_handle_t = ::_ze_event_pool_handle_t*;
 using ze_event_handle_t = ::_ze_event_handle_t*;
 using ze_physical_mem_handle_t = ::_ze_physical_mem_handle_t*;
-using ze_module_handle_t = ::_ze_module_handle_t*;
-using ze_module_build_log_handle_t = ::_ze_module_build_log_handle_t*;
-using ze_kernel_handle_t = ::_ze_kernel_handle_t*;
 
 enum ze_result_t : unsigned {
     ZE_RESULT_SUCCESS = 0,
@@ -68,8 +62,6 @@ enum ze_structure_type_t : unsigned {
     ZE_STRUCTURE_TYPE_EVENT_DESC = 0x11,
     ZE_STRUCTURE_TYPE_DEVICE_MEM_ALLOC_DESC = 0x15,
     ZE_STRUCTURE_TYPE_HOST_MEM_ALLOC_DESC = 0x16,
-    ZE_STRUCTURE_TYPE_MODULE_DESC = 0x1b,
-    ZE_STRUCTURE_TYPE_KERNEL_DESC = 0x1d,
     ZE_STRUCTURE_TYPE_PHYSICAL_MEM_DESC = 0x20,
     ZE_STRUCTURE_TYPE_PCI_EXT_PROPERTIES = 0x10008,
     ZE_STRUCTURE_TYPE_RELAXED_ALLOCATION_LIMITS_EXP_DESC = 0x20001,
@@ -88,7 +80,6 @@ enum ze_memory_access_attribute_t : unsigned {
     ZE_MEMORY_ACCESS_ATTRIBUTE_READWRITE = 1,
     ZE_MEMORY_ACCESS_ATTRIBUTE_READONLY = 2,
 };
-enum ze_module_format_t : unsigned { ZE_MODULE_FORMAT_IL_SPIRV = 0, ZE_MODULE_FORMAT_NATIVE = 1 };
 
 inline constexpr std::uint32_t ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COMPUTE = 1u << 0;
 inline constexpr std::uint32_t ZE_COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COPY = 1u << 1;
@@ -193,26 +184,6 @@ struct ze_event_desc_t {
     std::uint32_t signal = ZE_EVENT_SCOPE_FLAG_HOST;
     std::uint32_t wait = ZE_EVENT_SCOPE_FLAG_HOST;
 };
-struct ze_module_desc_t {
-    ze_structure_type_t stype = ZE_STRUCTURE_TYPE_MODULE_DESC;
-    const void* pNext = nullptr;
-    ze_module_format_t format = ZE_MODULE_FORMAT_IL_SPIRV;
-    std::size_t inputSize = 0;
-    const std::uint8_t* pInputModule = nullptr;
-    const char* pBuildFlags = nullptr;
-    const void* pConstants = nullptr;
-};
-struct ze_kernel_desc_t {
-    ze_structure_type_t stype = ZE_STRUCTURE_TYPE_KERNEL_DESC;
-    const void* pNext = nullptr;
-    std::uint32_t flags = 0;
-    const char* pKernelName = nullptr;
-};
-struct ze_group_count_t {
-    std::uint32_t groupCountX = 1;
-    std::uint32_t groupCountY = 1;
-    std::uint32_t groupCountZ = 1;
-};
 
 // One function: its name, the version that has it, and where it was found.
 template <class Signature>
@@ -241,8 +212,6 @@ struct driver_api {
     fn<std::uint32_t> init{"zeInit"};
     fn<std::uint32_t*, ze_driver_handle_t*> driver_get{"zeDriverGet"};
     fn<ze_driver_handle_t, ze_api_version_t*> driver_get_api_version{"zeDriverGetApiVersion"};
-    fn<ze_driver_handle_t, const char*, void**> driver_get_extension_function_address{
-        "zeDriverGetExtensionFunctionAddress", optional};
     fn<ze_driver_handle_t, std::uint32_t*, ze_device_handle_t*> device_get{"zeDeviceGet"};
     fn<ze_device_handle_t, std::uint32_t*, ze_device_handle_t*> device_get_sub_devices{
         "zeDeviceGetSubDevices"};
@@ -306,22 +275,6 @@ struct driver_api {
     fn<ze_event_handle_t, std::uint64_t> event_host_synchronize{"zeEventHostSynchronize"};
     fn<ze_event_handle_t> event_query_status{"zeEventQueryStatus"};
     fn<ze_event_handle_t> event_host_reset{"zeEventHostReset"};
-
-    // Kernels: no backend's business, but at hand for whoever has a module
-    fn<ze_context_handle_t, ze_device_handle_t, const ze_module_desc_t*, ze_module_handle_t*,
-       ze_module_build_log_handle_t*>
-        module_create{"zeModuleCreate", optional};
-    fn<ze_module_handle_t> module_destroy{"zeModuleDestroy", optional};
-    fn<ze_module_handle_t, const ze_kernel_desc_t*, ze_kernel_handle_t*> kernel_create{
-        "zeKernelCreate", optional};
-    fn<ze_kernel_handle_t> kernel_destroy{"zeKernelDestroy", optional};
-    fn<ze_kernel_handle_t, std::uint32_t, std::uint32_t, std::uint32_t> kernel_set_group_size{
-        "zeKernelSetGroupSize", optional};
-    fn<ze_kernel_handle_t, std::uint32_t, std::size_t, const void*> kernel_set_argument_value{
-        "zeKernelSetArgumentValue", optional};
-    fn<ze_command_list_handle_t, ze_kernel_handle_t, const ze_group_count_t*, ze_event_handle_t,
-       std::uint32_t, handles>
-        command_list_append_launch_kernel{"zeCommandListAppendLaunchKernel", optional};
 };
 
 // visit(function) for each of them.
@@ -332,9 +285,8 @@ constexpr void for_each_function(Api& api, Visit&& visit) {
                       "a function is missing from the list below");
         (visit(each), ...);
     };
-    all(api.init, api.driver_get, api.driver_get_api_version,
-        api.driver_get_extension_function_address, api.device_get, api.device_get_sub_devices,
-        api.device_get_properties, api.device_get_memory_properties,
+    all(api.init, api.driver_get, api.driver_get_api_version, api.device_get,
+        api.device_get_sub_devices, api.device_get_properties, api.device_get_memory_properties,
         api.device_get_command_queue_group_properties, api.device_pci_get_properties_ext,
         api.device_get_status, api.context_create, api.context_destroy, api.virtual_mem_reserve,
         api.virtual_mem_free, api.virtual_mem_query_page_size, api.virtual_mem_map,
@@ -345,9 +297,7 @@ constexpr void for_each_function(Api& api, Visit&& visit) {
         api.command_list_append_barrier, api.command_list_append_wait_on_events,
         api.event_pool_create, api.event_pool_destroy, api.event_create, api.event_destroy,
         api.event_host_signal, api.event_host_synchronize, api.event_query_status,
-        api.event_host_reset, api.module_create, api.module_destroy, api.kernel_create,
-        api.kernel_destroy, api.kernel_set_group_size, api.kernel_set_argument_value,
-        api.command_list_append_launch_kernel);
+        api.event_host_reset);
 }
 
 }  // namespace xmm::levelzero

@@ -10,15 +10,13 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <xmm/concepts/backend.hpp>
+
+#include "../shared/loss.hpp"
+#include "../shared/pci.hpp"
 
 #include "driver.hpp"
 
@@ -31,7 +29,7 @@ struct found_driver {
     std::vector<ze_device_handle_t> devices;
 };
 
-class device {
+class device : public shared::loss {
 public:
     static constexpr unsigned max_devices = 32;  // one bit each in a mapping's record
 
@@ -61,6 +59,11 @@ public:
     [[nodiscard]] node_id node() const noexcept { return node_; }
     [[nodiscard]] ze_device_handle_t handle() const noexcept { return handle_; }
     [[nodiscard]] const driver& calls() const noexcept { return driver_; }
+    // A call that may say that the device is gone.
+    template <class Function, class... Args>
+    status call(Function driver_api::*which, Args... args) noexcept {
+        return note(driver_.call(which, args...));
+    }
     [[nodiscard]] const char* name() const noexcept { return about_.name; }
     [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
     // More than that in one allocation only with relaxed limits.
@@ -77,29 +80,12 @@ public:
     }
     // The OS's number of the host node next to it; less than 0 if nobody knows.
     [[nodiscard]] int host_numa() const noexcept {
-        std::array<char, 96> path{};
-        std::snprintf(path.data(), path.size(), "/sys/bus/pci/devices/%04x:%02x:%02x.%x/numa_node",
-                      pci_.address.domain, pci_.address.bus, pci_.address.device,
-                      pci_.address.function);
-        const int file = ::open(path.data(), O_RDONLY | O_CLOEXEC);
-        if (file < 0) {
-            return -1;
-        }
-        std::array<char, 16> text{};
-        const auto got = ::read(file, text.data(), text.size() - 1);
-        ::close(file);
-        return got > 0 ? std::atoi(text.data()) : -1;
+        std::array<char, 32> bus_id{};
+        std::snprintf(bus_id.data(), bus_id.size(), "%04x:%02x:%02x.%x", pci_.address.domain,
+                      pci_.address.bus, pci_.address.device, pci_.address.function);
+        return static_cast<int>(shared::pci::read_number(bus_id.data(), "numa_node"));
     }
 
-    // relaxed: nothing but the fact itself is read.
-    [[nodiscard]] bool is_lost() const noexcept { return is_lost_.load(std::memory_order_relaxed); }
-    // Passes an outcome on, and remembers what it says of the device.
-    status note(status outcome) noexcept {
-        if (outcome.code == errc::device_lost) {
-            is_lost_.store(true, std::memory_order_relaxed);
-        }
-        return outcome;
-    }
     // Asks the driver: for who waits and hears nothing.
     [[nodiscard]] bool is_gone() noexcept {
         (void)note(driver_.call(&driver_api::device_get_status, handle_));
@@ -156,7 +142,6 @@ private:
     std::size_t bytes_ = 0;
     std::uint32_t compute_group_ = 0;
     std::uint32_t copy_group_ = 0;
-    std::atomic<bool> is_lost_{false};
 };
 
 // What a device of several tiles is to be: one node for each of them, whose memory is its own, or one node for all,
@@ -169,8 +154,7 @@ template <class Handle, class Function, class Of>
 [[nodiscard]] status list_handles(const driver& on, Function driver_api::*which, Of of,
                                   std::vector<Handle>& found) {
     std::uint32_t count = 0;
-    if (const status counted = on.call(which, of, &count, static_cast<Handle*>(nullptr));
-        !counted) {
+    if (const status counted = on.call(which, of, &count, nullptr); !counted) {
         return counted;
     }
     found.resize(count);
@@ -193,9 +177,7 @@ template <class Handle, class Function, class Of>
         return on.state();
     }
     std::uint32_t count = 0;
-    if (const status counted =
-            on.call(&driver_api::driver_get, &count, static_cast<ze_driver_handle_t*>(nullptr));
-        !counted) {
+    if (const status counted = on.call(&driver_api::driver_get, &count, nullptr); !counted) {
         return counted;
     }
     std::vector<ze_driver_handle_t> handles(count);

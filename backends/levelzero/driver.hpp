@@ -12,6 +12,8 @@
 #include <xmm/os/dynamic_library.hpp>
 #include <xmm/os/registry.hpp>
 
+#include "../shared/driver_functions.hpp"
+
 #include "abi.hpp"
 
 namespace xmm::levelzero {
@@ -46,7 +48,7 @@ namespace xmm::levelzero {
     }
 }
 
-class driver {
+class driver : public shared::driver_functions<driver_api> {
 public:
     static constexpr const char* registry_key = "levelzero_driver/1";
 
@@ -59,18 +61,6 @@ public:
 
     // ok: it is started, and there is a driver.
     [[nodiscard]] status state() const noexcept { return state_; }
-
-    // call(&driver_api::mem_free, context, pointer)
-    template <class Function, class... Args>
-    status call(Function driver_api::*which, Args... args) const noexcept {
-        XMM_ASSERT((api_.*which).at != nullptr, "a function that this loader does not have");
-        return status_of((api_.*which)(args...));
-    }
-    // Whether one of the optional functions is there.
-    template <class Function>
-    [[nodiscard]] bool has(Function driver_api::*which) const noexcept {
-        return (api_.*which).at != nullptr;
-    }
 
 private:
     status start() noexcept {
@@ -92,15 +82,14 @@ private:
         if (!has_all) {
             return fail(errc::unsupported, "the Level Zero loader is older than 1.4");
         }
-        const status started = call(&driver_api::init, std::uint32_t{0});
+        const status started = call(&driver_api::init, 0);
         return started
                    ? status{}
                    : status{started.code == errc::device_lost ? errc::unsupported : started.code,
                             started.driver_code, started.why};
     }
 
-    driver_api api_;  // (C) once built, as is the next
-    status state_;
+    status state_;  // (C) once built
 };
 
 }  // namespace xmm::levelzero

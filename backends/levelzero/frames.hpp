@@ -33,16 +33,20 @@ public:
     [[nodiscard]] const driver& calls() const noexcept { return driver_; }
     [[nodiscard]] ze_context_handle_t context() const noexcept { return context_; }
 
+    // Of what takes the context first.
+    template <class Function, class... Args>
+    status call(Function driver_api::*which, Args... args) const noexcept {
+        return driver_.call(which, context_, args...);
+    }
+
     // A hint of 0 is none. The validation layer of before 1.9 wants one: an address that is taken says as little.
     [[nodiscard]] status reserve(address hint, std::size_t bytes, va_range& found) const noexcept {
         void* at = nullptr;
-        status reserved = driver_.call(&driver_api::virtual_mem_reserve, context_,
-                                       static_cast<const void*>(to_pointer(hint)), bytes, &at);
+        status reserved = call(&driver_api::virtual_mem_reserve, to_pointer(hint), bytes, &at);
         if (hint == 0 &&
             reserved.driver_code == static_cast<int>(ZE_RESULT_ERROR_INVALID_NULL_POINTER)) {
             const address taken = align_down(to_address(this), page_bytes);
-            reserved = driver_.call(&driver_api::virtual_mem_reserve, context_,
-                                    static_cast<const void*>(to_pointer(taken)), bytes, &at);
+            reserved = call(&driver_api::virtual_mem_reserve, to_pointer(taken), bytes, &at);
         }
         found = {to_address(at), bytes};
         return reserved.code == errc::invalid_argument
@@ -52,20 +56,16 @@ public:
     }
     // As it was reserved.
     void release(va_range range) const noexcept {
-        (void)driver_.call(&driver_api::virtual_mem_free, context_,
-                           static_cast<const void*>(to_pointer(range.begin)), range.bytes);
+        (void)call(&driver_api::virtual_mem_free, to_pointer(range.begin), range.bytes);
     }
     // Always for writing: attributes are kept for a whole reservation.
     [[nodiscard]] status map(va_range at, ze_physical_mem_handle_t handle) const noexcept {
-        return driver_.call(&driver_api::virtual_mem_map, context_,
-                            static_cast<const void*>(to_pointer(at.begin)), at.bytes, handle,
-                            std::size_t{0}, ZE_MEMORY_ACCESS_ATTRIBUTE_READWRITE);
+        return call(&driver_api::virtual_mem_map, to_pointer(at.begin), at.bytes, handle, 0,
+                    ZE_MEMORY_ACCESS_ATTRIBUTE_READWRITE);
     }
     // The addresses stay reserved: where a driver lets go of them, others would get them.
     [[nodiscard]] status unmap(va_range at) const noexcept {
-        const status outcome =
-            driver_.call(&driver_api::virtual_mem_unmap, context_,
-                         static_cast<const void*>(to_pointer(at.begin)), at.bytes);
+        const status outcome = call(&driver_api::virtual_mem_unmap, to_pointer(at.begin), at.bytes);
         if (outcome) {
             constexpr int only_if_free = 0x100000;  // MAP_FIXED_NOREPLACE
             (void)xmm::detail::map_quietly(
@@ -106,25 +106,15 @@ public:
             return asked;
         }
         granularity_ = std::max(page_bytes, page);
-        // Addresses cost nothing, and with four times as many a run is always found.
-        std::size_t wanted = align_up(4 * bytes_, granularity_);
-        wanted = std::max(wanted, 2 * largest_frame_bytes);
-        status outcome;
-        for (const std::size_t least = wanted / 8; wanted >= least; wanted /= 2) {
+        return shared::reserve_window(bytes_, granularity_, [&](std::size_t some) {
             va_range window;
-            outcome = maps_.reserve(0, align_down(wanted, granularity_), window);
-            if (outcome) {
-                outcome = stands_.open(window, watch);
-                if (!outcome) {
-                    maps_.release(window);
-                }
-                return outcome;
+            const status reserved = maps_.reserve(0, some, window);
+            const status opened = reserved ? stands_.open(window, watch) : reserved;
+            if (reserved && !opened) {
+                maps_.release(window);
             }
-            if (outcome.code == errc::unsupported) {
-                break;
-            }
-        }
-        return outcome;
+            return opened;
+        });
     }
 
     [[nodiscard]] node_id node() const noexcept { return node_; }
@@ -161,8 +151,7 @@ public:
     // Returns when no copy uses it any more.
     void drop(const frame& f) noexcept {
         if (is_plain()) {
-            if (maps_.calls().call(&driver_api::mem_free, maps_.context(),
-                                   to_pointer(f.standing))) {
+            if (maps_.call(&driver_api::mem_free, to_pointer(f.standing))) {
                 discharge(f.bytes);
             }
             return;
@@ -175,7 +164,7 @@ public:
             abandon();
             return;
         }
-        if (maps_.calls().call(&driver_api::physical_mem_destroy, maps_.context(), one.handle)) {
+        if (maps_.call(&driver_api::physical_mem_destroy, one.handle)) {
             discharge(f.bytes);
         }
         stands_.give(f.standing);
@@ -216,8 +205,7 @@ private:
         in_use_.fetch_sub(bytes, std::memory_order_relaxed);
     }
     [[nodiscard]] status page_size(std::size_t bytes, std::size_t& page) const noexcept {
-        return maps_.calls().call(&driver_api::virtual_mem_query_page_size, maps_.context(),
-                                  on_.handle(), bytes, &page);
+        return maps_.call(&driver_api::virtual_mem_query_page_size, on_.handle(), bytes, &page);
     }
 
     [[nodiscard]] status create_standing(frame& made) noexcept {
@@ -236,14 +224,13 @@ private:
         ze_physical_mem_desc_t wanted;
         wanted.flags = is_host() ? ZE_PHYSICAL_MEM_FLAG_ALLOCATE_ON_HOST : 0;
         wanted.size = made.bytes;
-        status outcome = maps_.calls().call(&driver_api::physical_mem_create, maps_.context(),
-                                            on_.handle(), &wanted, &one.handle);
+        status outcome =
+            maps_.call(&driver_api::physical_mem_create, on_.handle(), &wanted, &one.handle);
         if (outcome) {
             // At once: some drivers look for the memory only now.
             outcome = maps_.map({at, made.bytes}, one.handle);
             if (!outcome) {
-                (void)maps_.calls().call(&driver_api::physical_mem_destroy, maps_.context(),
-                                         one.handle);
+                (void)maps_.call(&driver_api::physical_mem_destroy, one.handle);
             }
         }
         if (!outcome) {
@@ -262,14 +249,12 @@ private:
         status outcome;
         if (is_host()) {
             const ze_host_mem_alloc_desc_t wanted;
-            outcome = maps_.calls().call(&driver_api::mem_alloc_host, maps_.context(), &wanted,
-                                         made.bytes, page_bytes, &at);
+            outcome = maps_.call(&driver_api::mem_alloc_host, &wanted, made.bytes, page_bytes, &at);
         } else {
             ze_device_mem_alloc_desc_t wanted;
             wanted.pNext = is_large ? &relaxed : nullptr;
-            outcome = maps_.calls().call(&driver_api::mem_alloc_device, maps_.context(),
-                                         static_cast<const ze_device_mem_alloc_desc_t*>(&wanted),
-                                         made.bytes, page_bytes, on_.handle(), &at);
+            outcome = maps_.call(&driver_api::mem_alloc_device, &wanted, made.bytes, page_bytes,
+                                 on_.handle(), &at);
         }
         made.handle = made.standing = to_address(at);
         return outcome;

@@ -11,19 +11,17 @@
 #include <type_traits>
 #include <utility>
 
+#include "../shared/stream.hpp"
+
 #include "vmm.hpp"
 
 namespace xmm::levelzero {
 
 // A queue and its backend. Both outlive it.
-class stream {
+class stream : public shared::stream_of<vmm> {
 public:
-    using driver_type = vmm;
+    stream(vmm& owner, queue_id queue) noexcept : stream_of{owner, queue} {}
 
-    stream(vmm& owner, queue_id queue) noexcept : driver_{&owner}, queue_{queue} {}
-
-    [[nodiscard]] queue_id queue() const noexcept { return queue_; }
-    [[nodiscard]] vmm& owner() const noexcept { return *driver_; }
     [[nodiscard]] ze_context_handle_t context() const noexcept { return driver_->context(); }
     // Null if the queue is gone.
     [[nodiscard]] ze_device_handle_t device() const noexcept {
@@ -33,8 +31,8 @@ public:
     // Null if the queue is gone, or the driver gives no list for kernels.
     [[nodiscard]] ze_command_list_handle_t native() const noexcept {
         auto* work = driver_->work_of(queue_);
-        auto list =
-            work == nullptr ? result<ze_command_list_handle_t>{gone()} : work->computing_list();
+        auto list = work == nullptr ? result<ze_command_list_handle_t>{shared::no_queue()}
+                                    : work->computing_list();
         return list ? *list : nullptr;
     }
 
@@ -42,27 +40,11 @@ public:
     template <class Fn>
     result<ticket> append(Fn&& fn) const noexcept {
         auto* work = driver_->work_of(queue_);
-        return work == nullptr ? result<ticket>{gone()}
+        return work == nullptr ? result<ticket>{shared::no_queue()}
                                : work->submit_kernels([&](ze_command_list_handle_t list) {
                                      return status_of(static_cast<ze_result_t>(fn(list)));
                                  });
     }
-
-    // A point behind all that was appended so far.
-    result<ticket> record() const noexcept { return driver_->record(queue_); }
-    // Waits for all that was appended so far.
-    status synchronize() const noexcept {
-        auto point = record();
-        return point ? driver_->wait(*point) : point.error();
-    }
-
-private:
-    [[nodiscard]] static status gone() noexcept {
-        return fail(errc::invalid_argument, "no such queue");
-    }
-
-    vmm* driver_;
-    queue_id queue_;
 };
 
 }  // namespace xmm::levelzero

@@ -15,24 +15,19 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <condition_variable>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <thread>
 #include <utility>
 
-#include <pthread.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <xmm/concepts/backend.hpp>
 #include <xmm/core/lock.hpp>
 #include <xmm/os/futex.hpp>
-#include <xmm/os/signal_mask.hpp>
+
+#include "../shared/call_thread.hpp"
+#include "../shared/ticket_ring.hpp"
 
 #include "device.hpp"
 #include "events.hpp"
@@ -46,42 +41,26 @@ public:
     queue() = default;
     queue(const queue&) = delete;
     queue& operator=(const queue&) = delete;
-    ~queue() {
-        if (points_ != nullptr) {
-            ::munmap(static_cast<void*>(points_), ring_bytes);
-        }
-    }
 
     [[nodiscard]] device& on() const noexcept { return *device_; }
 
     [[nodiscard]] status open(queue_id id, device& on, ze_context_handle_t context,
                               event_stock& events, std::uint32_t version,
                               queue_priority priority) noexcept {
-        if (points_ == nullptr) {
-            void* at = ::mmap(nullptr, ring_bytes, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (at == MAP_FAILED) {
-                return fail(errc::no_memory, "no address space for a queue", errno);
-            }
-            points_ = static_cast<point_events*>(at);
+        if (const status opened = ring_.open(events); !opened) {
+            return opened;
         }
         id_ = id, device_ = &on, context_ = context, events_ = &events, priority_ = priority;
         can_synchronize_ = version >= version_with_list_synchronize &&
                            on.calls().has(&driver_api::command_list_host_synchronize);
         is_computing_ = !on.has_copy_engine();
-        lost_from_.store(never, std::memory_order_relaxed);  // nobody has this queue yet
-        is_closing_ = false;
         return on.note(make_list(on.copy_group(), list_));
     }
     // Returns when all work in it, and every host call, is over.
     void close() noexcept {
         (void)record();  // what was appended without a ticket
-        (void)wait(with(ring_, [&] { return submitted_; }), forever);
-        if (caller_.joinable()) {
-            with_calls([&] { is_closing_ = true; });
-            bell_.notify_all();
-            caller_.join();
-        }
+        (void)wait(ring_.last());
+        caller_.stop();
         std::lock_guard order{order_};
         // After a loss commands may still name their events.
         const bool is_lost = device_->is_lost();
@@ -91,8 +70,7 @@ public:
                                             std::exchange(*one, nullptr));
             }
         }
-        with(ring_, [&] { finished_.store(submitted_, std::memory_order_release); });
-        release_points(is_lost);
+        ring_.close(is_lost);
     }
 
     // append(list, ticket) -> status puts the work in the list. `needed` is an event that the list then waits for: it
@@ -123,11 +101,11 @@ public:
                     : result<ze_command_list_handle_t>{able};
     }
     // Later work waits for a point of another queue.
-    [[nodiscard]] status await_in_list(queue& other, std::uint64_t value) noexcept {
+    [[nodiscard]] status await_point(queue& other, std::uint64_t value) noexcept {
         if (&other == this || other.is_done(value)) {
             return {};
         }
-        event* awaited = other.pin(value);
+        event* awaited = other.ring_.pin(value);
         if (awaited == nullptr) {
             return {};
         }
@@ -141,10 +119,10 @@ public:
     }
     // fn runs on a thread of ours when its turn comes, even if the device is lost meanwhile.
     [[nodiscard]] result<ticket> call(void (*fn)(void*) noexcept, void* context) noexcept {
-        if (const status started = start_caller(); !started) {
+        if (const status started = caller_.start("xmm-ze-calls"); !started) {
             return started;
         }
-        std::unique_ptr<host_call> one{new (std::nothrow) host_call{fn, context}};
+        std::unique_ptr<host_call> one{new (std::nothrow) host_call{*this, fn, context}};
         auto end =
             one != nullptr ? events_->take() : fail(errc::no_memory, "no memory for a host call");
         if (!end) {
@@ -166,7 +144,7 @@ public:
                 const status appended = append_wait(list, **end);
                 is_handed_over = appended.is_ok();
                 if (is_handed_over) {
-                    hand_over(*one.release());
+                    caller_.push(*one.release());
                 }
                 return appended;
             },
@@ -181,42 +159,39 @@ public:
         }
         // It is made: only the event behind it failed. A failure would say that it never is.
         order.unlock();
-        std::unique_lock hold{calls_};
-        bell_.wait(hold, [&] { return oldest_ == nullptr && !is_making_; });
+        caller_.await_idle();
         return ticket{id_, 0};
     }
 
     [[nodiscard]] bool is_submitted(std::uint64_t value) noexcept {
-        return with(ring_, [&] { return value <= submitted_; });
+        return ring_.is_submitted(value);
     }
     [[nodiscard]] bool is_done(std::uint64_t value) noexcept {
-        // acquire: pairs with the release in finish; who sees the ticket reached sees the work.
-        if (finished_.load(std::memory_order_acquire) >= value) {
+        if (ring_.is_reached(value)) {
             return true;
         }
-        event* one = pin(value);
+        event* one = ring_.pin(value);
         if (one == nullptr) {
-            return finished_.load(std::memory_order_acquire) >= value;
+            return ring_.is_reached(value);
         }
-        return take_answer(
-            value, *one,
-            device_->note(device_->calls().call(&driver_api::event_query_status, one->handle)));
+        return take_answer(value, *one,
+                           device_->call(&driver_api::event_query_status, one->handle));
     }
     // busy: not reached in that time.
-    [[nodiscard]] status wait(std::uint64_t value, std::uint64_t longest_ns) noexcept {
+    [[nodiscard]] status wait(std::uint64_t value, std::uint64_t longest_ns = forever) noexcept {
         const std::uint64_t begun = xmm::detail::monotonic_ns();
         for (unsigned failures = 0; !is_done(value);) {
-            event* one = pin(value);
+            event* one = ring_.pin(value);
             if (one == nullptr) {
-                if (finished_.load(std::memory_order_acquire) >= value) {
+                if (ring_.is_reached(value)) {
                     break;
                 }
                 return fail(errc::invalid_argument, "a ticket that was never given");
             }
             const std::uint64_t passed = xmm::detail::monotonic_ns() - begun;
             const std::uint64_t left = longest_ns > passed ? longest_ns - passed : 0;
-            const status answer = device_->note(device_->calls().call(
-                &driver_api::event_host_synchronize, one->handle, std::min(left, slice_ns)));
+            const status answer = device_->call(&driver_api::event_host_synchronize, one->handle,
+                                                std::min(left, slice_ns));
             if (take_answer(value, *one, answer)) {
                 break;
             }
@@ -229,31 +204,22 @@ public:
                 return answer;
             }
         }
-        // relaxed: written before the ticket was published as reached.
-        return value < lost_from_.load(std::memory_order_relaxed)
-                   ? status{}
-                   : fail(errc::device_lost, "the work was lost with its Level Zero device");
+        return ring_.outcome_of(value, "the work was lost with its Level Zero device");
     }
 
 private:
-    static constexpr std::uint64_t never = ~std::uint64_t{0};
-    static constexpr std::size_t ring_count = std::size_t{1} << 14;  // tickets not known as reached
     static constexpr std::uint64_t slice_ns = 100'000'000;  // then the driver is asked for a loss
     static constexpr unsigned most_failures = 100;
 
-    // Of a ticket: what signals it, and what it waits for. Both null: a call that failed, and was awaited.
-    struct point_events {
-        event* done;
-        event* needed;
-    };
-    static constexpr std::size_t ring_bytes = ring_count * sizeof(point_events);
-
     struct host_call {
+        queue& owner;
         void (*fn)(void*) noexcept;
         void* context;
         std::uint64_t turn = 0;  // the ticket before it
         event* end = nullptr;    // signalled by the thread
         host_call* after = nullptr;
+
+        void make() noexcept { owner.make(*this); }
     };
 
     // ---- the list; order_ is held
@@ -266,9 +232,8 @@ private:
             : priority_ == queue_priority::urgent   ? ZE_COMMAND_QUEUE_PRIORITY_PRIORITY_HIGH
                                                     : ZE_COMMAND_QUEUE_PRIORITY_NORMAL;
         const auto create = [&] {
-            return device_->calls().call(
-                &driver_api::command_list_create_immediate, context_, device_->handle(),
-                static_cast<const ze_command_queue_desc_t*>(&about), &made);
+            return device_->calls().call(&driver_api::command_list_create_immediate, context_,
+                                         device_->handle(), &about, &made);
         };
         status outcome = create();
         if ((outcome.code == errc::unsupported || outcome.code == errc::invalid_argument) &&
@@ -280,32 +245,32 @@ private:
     }
     [[nodiscard]] status append_barrier(ze_command_list_handle_t list, event& signals) noexcept {
         return device_->calls().call(&driver_api::command_list_append_barrier, list, signals.handle,
-                                     std::uint32_t{0}, static_cast<ze_event_handle_t*>(nullptr));
+                                     0, nullptr);
     }
     [[nodiscard]] status append_wait(ze_command_list_handle_t list, event& awaited) noexcept {
-        return device_->calls().call(&driver_api::command_list_append_wait_on_events, list,
-                                     std::uint32_t{1}, &awaited.handle);
+        return device_->calls().call(&driver_api::command_list_append_wait_on_events, list, 1,
+                                     &awaited.handle);
     }
     template <class Append>
     [[nodiscard]] result<ticket> submit_locked(Append&& append, event* needed) noexcept {
         if (device_->is_lost()) {
             return fail(errc::device_lost, "the Level Zero device is lost");
         }
-        auto done = take_event();
+        auto done = ring_.take([&](std::uint64_t value) { return is_done(value); });
         if (!done) {
             return done.error();
         }
-        const ticket next{id_, with(ring_, [&] { return submitted_ + 1; })};
+        const ticket next{id_, ring_.last() + 1};
         status outcome = device_->note(append(list_, next));
         if (outcome) {
             outcome = device_->note(append_barrier(list_, **done));
         }
         if (!outcome) {
             drain_locked(**done);
-            add_point(nullptr, nullptr);
+            ring_.add(nullptr);
             return outcome;
         }
-        add_point(*done, needed);
+        ring_.add(*done, needed);
         return next;
     }
     // Behind a failure: what is in the list is over when it returns, if the driver lets us find out. The event goes.
@@ -314,16 +279,12 @@ private:
         bool is_appended = false;
         for (unsigned i = 0; i < most_failures && !is_over; ++i) {
             if (can_synchronize_) {
-                is_over = device_
-                              ->note(device_->calls().call(
-                                  &driver_api::command_list_host_synchronize, list_, slice_ns))
+                is_over = device_->call(&driver_api::command_list_host_synchronize, list_, slice_ns)
                               .is_ok();
             } else {
                 is_appended = is_appended || device_->note(append_barrier(list_, spare)).is_ok();
                 is_over = is_appended &&
-                          device_
-                              ->note(device_->calls().call(&driver_api::event_host_synchronize,
-                                                           spare.handle, slice_ns))
+                          device_->call(&driver_api::event_host_synchronize, spare.handle, slice_ns)
                               .is_ok();
             }
             is_over = is_over || device_->is_gone();
@@ -342,8 +303,8 @@ private:
             !outcome) {
             return outcome;
         }
-        const std::uint64_t last = with(ring_, [&] { return submitted_; });
-        event* awaited = is_done(last) ? nullptr : pin(last);
+        const std::uint64_t last = ring_.last();
+        event* awaited = is_done(last) ? nullptr : ring_.pin(last);
         std::swap(list_, made);
         if (awaited != nullptr) {
             auto point = submit_locked(
@@ -363,77 +324,11 @@ private:
 
     // ---- events, by ticket
 
-    [[nodiscard]] result<event*> take_event() noexcept {
-        const std::uint64_t oldest =
-            with(ring_, [&] { return submitted_ > released_ ? released_ + 1 : 0; });
-        if (is_done(oldest)) {  // so that events come back even if nobody else asks
-            release_points(false);
-        }
-        if (with(ring_, [&] { return submitted_ - released_ == ring_count; })) {
-            return fail(errc::no_memory, "too much work waits in one queue");
-        }
-        return events_->take();
-    }
-    void add_point(event* done, event* needed) noexcept {
-        with(ring_, [&] {
-            points_[++submitted_ % ring_count] = {done, needed};
-            if (done == nullptr && finished_.load(std::memory_order_relaxed) + 1 == submitted_) {
-                finished_.store(submitted_, std::memory_order_release);
-            }
-        });
-    }
-    // Gives back the events of tickets that are reached; spoilt: commands may name them still.
-    void release_points(bool is_spoilt) noexcept {
-        while (true) {
-            point_events gone{};
-            const bool is_one = with(ring_, [&] {
-                // relaxed: written under the lock only.
-                if (released_ == finished_.load(std::memory_order_relaxed)) {
-                    return false;
-                }
-                gone = std::exchange(points_[++released_ % ring_count], point_events{});
-                return true;
-            });
-            if (!is_one) {
-                return;
-            }
-            for (event* one : {gone.done, gone.needed}) {
-                if (one != nullptr) {
-                    if (is_spoilt || released_ >= lost_from_.load(std::memory_order_relaxed)) {
-                        event_stock::spoil(*one);
-                    }
-                    events_->drop_need(*one);
-                }
-            }
-        }
-    }
-    // What signals the ticket, or the next one that has an event, needed once more; null if it is reached or was
-    // never given.
-    [[nodiscard]] event* pin(std::uint64_t value) noexcept {
-        std::lock_guard hold{ring_};
-        // relaxed: written under the lock only.
-        if (value <= finished_.load(std::memory_order_relaxed) || value > submitted_) {
-            return nullptr;
-        }
-        for (std::uint64_t i = value; i > finished_.load(std::memory_order_relaxed); --i) {
-            if (event* one = points_[i % ring_count].done; one != nullptr) {
-                event_stock::add_need(*one);
-                return one;
-            }
-        }
-        finish_locked(value);  // nothing but calls that failed, each awaited
-        return nullptr;
-    }
-    void finish_locked(std::uint64_t value) noexcept {
-        if (value > finished_.load(std::memory_order_relaxed)) {
-            finished_.store(value, std::memory_order_release);
-        }
-    }
     // True if the ticket is reached. Ends the pin.
     [[nodiscard]] bool take_answer(std::uint64_t value, event& one, status answer) noexcept {
         const bool is_lost = device_->is_lost();
         if (answer) {
-            with(ring_, [&] { finish_locked(value); });
+            ring_.finish(value);
         } else if (is_lost) {
             lose();
         }
@@ -442,80 +337,16 @@ private:
     }
     // All that is not known as reached is lost. Lists of other devices that wait for some of it go on.
     void lose() noexcept {
-        const std::uint64_t last = with(ring_, [&] { return submitted_; });
-        for (std::uint64_t i = finished_.load(std::memory_order_relaxed) + 1; i <= last; ++i) {
-            event* one = with(ring_, [&]() -> event* {
-                event* unreached = i > finished_.load(std::memory_order_relaxed)
-                                       ? points_[i % ring_count].done
-                                       : nullptr;
-                if (unreached != nullptr) {
-                    event_stock::add_need(*unreached);
-                    event_stock::spoil(*unreached);
-                }
-                return unreached;
-            });
-            if (one != nullptr) {
-                (void)device_->calls().call(&driver_api::event_host_signal, one->handle);
-                events_->drop_need(*one);
-            }
-        }
-        with(ring_, [&] {
-            const std::uint64_t first = finished_.load(std::memory_order_relaxed) + 1;
-            if (lost_from_.load(std::memory_order_relaxed) == never && first <= submitted_) {
-                lost_from_.store(first, std::memory_order_relaxed);  // published by finished_
-            }
-            finish_locked(submitted_);
+        ring_.spoil_pending([&](event& one) {
+            (void)device_->calls().call(&driver_api::event_host_signal, one.handle);
         });
+        with(ring_.lock, [&] { ring_.lose_locked(); });
     }
 
     // ---- host calls
 
-    template <class Fn>
-    void with_calls(Fn&& fn) noexcept {
-        std::lock_guard hold{calls_};
-        fn();
-    }
-    [[nodiscard]] status start_caller() noexcept {
-        std::lock_guard hold{calls_};
-        if (caller_.joinable()) {
-            return {};
-        }
-        try {
-            const xmm::detail::signals_blocked quiet;
-            caller_ = std::thread{[this] { make_calls(); }};
-        } catch (const std::exception&) {
-            return fail(errc::no_memory, "no thread for host calls", EAGAIN);
-        }
-        return {};
-    }
-    void hand_over(host_call& one) noexcept {
-        with_calls([&] {
-            *(newest_ == nullptr ? &oldest_ : &newest_->after) = &one;
-            newest_ = &one;
-        });
-        bell_.notify_all();
-    }
-    void make_calls() noexcept {
-        ::pthread_setname_np(::pthread_self(), "xmm-ze-calls");
-        std::unique_lock hold{calls_};
-        while (true) {
-            bell_.wait(hold, [&] { return oldest_ != nullptr || is_closing_; });
-            if (oldest_ == nullptr) {
-                return;
-            }
-            host_call& one = *oldest_;
-            oldest_ = one.after;
-            newest_ = oldest_ == nullptr ? nullptr : newest_;
-            is_making_ = true;
-            hold.unlock();
-            make(one);
-            hold.lock();
-            is_making_ = false;
-            bell_.notify_all();
-        }
-    }
     void make(host_call& one) noexcept {
-        (void)wait(one.turn, forever);
+        (void)wait(one.turn);
         one.fn(one.context);
         for (unsigned i = 0;
              i < most_failures &&
@@ -539,20 +370,8 @@ private:
     ze_command_list_handle_t old_list_ = nullptr;  // of the engine that copies
     bool is_computing_ = false;
 
-    ranked_mutex<lock_rank::leaf> ring_;
-    point_events* points_ = nullptr;          // (C) once there: by ticket
-    std::uint64_t submitted_ = 0;             // under ring_, as is the next; never reset
-    std::uint64_t released_ = 0;              // tickets up to here have no events any more
-    std::atomic<std::uint64_t> finished_{0};  // written under ring_
-    std::atomic<std::uint64_t> lost_from_{never};
-
-    std::mutex calls_;  // no rank: nothing of ours is locked under it
-    std::condition_variable bell_;
-    std::thread caller_;
-    host_call* oldest_ = nullptr;  // under calls_, as are the next three
-    host_call* newest_ = nullptr;
-    bool is_making_ = false;
-    bool is_closing_ = false;
+    shared::ticket_ring<event_stock, std::size_t{1} << 14> ring_;
+    shared::call_thread<host_call> caller_;
 };
 
 }  // namespace xmm::levelzero

@@ -9,18 +9,20 @@
 // Failure  take() says 0 where no run is long enough; begin_move() gives up with busy.
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdint>
 #include <mutex>
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <xmm/core/lock.hpp>
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
 #include <xmm/os/futex.hpp>
+
+#include "../shared/address_window.hpp"
+#include "../shared/mapped_array.hpp"
 
 #include "abi.hpp"
 
@@ -54,55 +56,48 @@ struct standing_frame {
 class standing {
 public:
     standing() = default;
-    ~standing() {
-        if (frames_ != nullptr) {
-            ::munmap(static_cast<void*>(frames_), page_count() * sizeof(standing_frame));
-        }
-    }
     standing(const standing&) = delete;
     standing& operator=(const standing&) = delete;
 
     // Before any other call, once. Whole pages.
     [[nodiscard]] status open(va_range window, ticket_watch watch) noexcept {
-        void* at =
-            ::mmap(nullptr, window.bytes / page_bytes * sizeof(standing_frame),
-                   PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (at == MAP_FAILED) {
-            return fail(errc::no_memory, "no address space for the records of frames", errno);
+        if (const status opened = frames_.open(window.bytes / page_bytes,
+                                               "no address space for the records of frames");
+            !opened) {
+            return opened;
         }
-        frames_ = static_cast<standing_frame*>(at);  // zeroes are free pages
-        window_ = window;
         watch_ = watch;
-        return {};
+        return window_.assign(window);
     }
-    [[nodiscard]] va_range window() const noexcept { return window_; }
-    [[nodiscard]] bool contains(address at) const noexcept { return window_.contains(at); }
+    [[nodiscard]] va_range window() const noexcept { return window_.range(); }
+    [[nodiscard]] bool contains(address at) const noexcept { return window().contains(at); }
 
     // Room for a frame, next fit; 0 if no run is long enough. It is its taker's until set().
     [[nodiscard]] address take(std::size_t bytes) noexcept {
-        const std::size_t pages = bytes / page_bytes;
-        std::lock_guard hold{lock_};
-        std::size_t first = find_run(cursor_, pages);
-        first = first == page_count() ? find_run(0, pages) : first;
-        if (first == page_count()) {
+        const address begin = window_.take(bytes);
+        if (begin == 0) {
             return 0;
         }
+        const std::size_t pages = bytes / page_bytes;
+        const std::size_t first = page_of(begin);
+        std::lock_guard hold{lock_};
         for (std::size_t i = 0; i < pages; ++i) {
             frames_[first + i] = {};
             frames_[first + i].before = static_cast<std::uint16_t>(i);
         }
         frames_[first].pages = static_cast<std::uint16_t>(pages);
         frames_[first].is_moving = true;
-        cursor_ = first + pages;
-        return window_.begin + first * page_bytes;
+        return begin;
     }
     // Somebody has the frame to himself; the room is free from here on.
     void give(address begin) noexcept {
-        std::lock_guard hold{lock_};
-        standing_frame* first = &frames_[page_of(begin)];
-        for (std::size_t i = 0, pages = first->pages; i < pages; ++i) {
-            first[i] = {};
-        }
+        std::size_t pages = 0;
+        with(lock_, [&] {
+            standing_frame* first = &frames_[page_of(begin)];
+            pages = first->pages;
+            std::fill_n(first, pages, standing_frame{});
+        });
+        window_.give(begin, pages * page_bytes);
     }
     // The frame that stands there or around there.
     [[nodiscard]] standing_frame& at(address inside) noexcept {
@@ -110,7 +105,7 @@ public:
         return *(page - page->before);
     }
     [[nodiscard]] address address_of(const standing_frame& one) const noexcept {
-        return window_.begin + static_cast<std::size_t>(&one - frames_) * page_bytes;
+        return window().begin + static_cast<std::size_t>(&one - frames_.data()) * page_bytes;
     }
 
     // ---- who changes where it is mapped
@@ -177,21 +172,9 @@ private:
     [[nodiscard]] static status still_used() noexcept {
         return fail(errc::busy, "a copy of the frame is under way");
     }
-    [[nodiscard]] std::size_t page_count() const noexcept { return window_.bytes / page_bytes; }
     [[nodiscard]] std::size_t page_of(address at) const noexcept {
-        XMM_ASSERT(window_.contains(at), "not an address of this node's frames");
-        return (at - window_.begin) / page_bytes;
-    }
-    [[nodiscard]] std::size_t find_run(std::size_t from, std::size_t pages) const noexcept {
-        for (std::size_t at = from, run = 0; at < page_count(); ++at) {
-            if (frames_[at].pages != 0) {
-                at += frames_[at].pages - 1u;
-                run = 0;
-            } else if (++run == pages) {
-                return at + 1 - pages;
-            }
-        }
-        return page_count();
+        XMM_ASSERT(contains(at), "not an address of this node's frames");
+        return (at - window().begin) / page_bytes;
     }
     [[nodiscard]] bool claim(standing_frame& one, std::uint64_t longest_ns) noexcept {
         const std::uint64_t begun = xmm::detail::monotonic_ns();
@@ -229,11 +212,11 @@ private:
         }
     }
 
-    va_range window_;  // (C) once open, as are the next two
-    standing_frame* frames_ = nullptr;
+    shared::address_window window_;
+    shared::mapped_array<standing_frame>
+        frames_;  // (C) once open, as is the next; zeroes are free pages
     ticket_watch watch_;
     ranked_mutex<lock_rank::leaf> lock_;
-    std::size_t cursor_ = 0;  // under lock_
 };
 
 }  // namespace xmm::levelzero

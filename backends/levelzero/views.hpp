@@ -11,15 +11,14 @@
 // See      standing.hpp: the frames, and what keeps them from being moved.
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <cerrno>
-#include <memory>
 #include <span>
 
 #include <sys/mman.h>
 
 #include <xmm/core/types.hpp>
+
+#include "../shared/page_records.hpp"
 
 #include "frames.hpp"
 
@@ -35,86 +34,6 @@ struct view {
 
     [[nodiscard]] bool is_empty() const noexcept { return handle == 0; }
     [[nodiscard]] bool is_of_device() const noexcept { return standing != 0; }
-};
-
-// By page; two levels for 48 bits of addresses. Tables stay until the whole is destroyed.
-class view_table {
-public:
-    static constexpr unsigned address_bits = 48;
-
-    view_table() : tables_{std::make_unique<roots>()} {}
-    ~view_table() {
-        for (std::atomic<view*>& one : *tables_) {
-            if (view* table = one.load(std::memory_order_relaxed); table != nullptr) {
-                ::munmap(static_cast<void*>(table), table_bytes);
-            }
-        }
-    }
-    view_table(const view_table&) = delete;
-    view_table& operator=(const view_table&) = delete;
-
-    // Null where nothing was ever mapped near.
-    [[nodiscard]] view* find(address at) const noexcept {
-        if (at >> address_bits != 0) {
-            return nullptr;
-        }
-        // acquire: pairs with the release in reserve; a table is zeroed before it is found.
-        view* table = (*tables_)[root_of(at)].load(std::memory_order_acquire);
-        return table == nullptr ? nullptr : table + (at >> page_shift) % table_pages;
-    }
-    // Makes find() answer in the whole range.
-    [[nodiscard]] bool reserve(va_range range) noexcept {
-        if (range.end() < range.begin || (range.end() - 1) >> address_bits != 0) {
-            return false;
-        }
-        for (std::size_t i = root_of(range.begin); i <= root_of(range.end() - 1); ++i) {
-            std::atomic<view*>& one = (*tables_)[i];
-            if (one.load(std::memory_order_acquire) != nullptr) {
-                continue;
-            }
-            void* fresh = ::mmap(nullptr, table_bytes, PROT_READ | PROT_WRITE,
-                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (fresh == MAP_FAILED) {
-                return false;
-            }
-            view* none = nullptr;
-            // release: pairs with the acquire in find.
-            if (!one.compare_exchange_strong(none, static_cast<view*>(fresh),
-                                             std::memory_order_acq_rel)) {
-                ::munmap(fresh, table_bytes);
-            }
-        }
-        return true;
-    }
-    void set(va_range whole, const view& all) noexcept {
-        for (std::size_t i = 0; i < whole.bytes / page_bytes; ++i) {
-            view& page = *find(whole.begin + i * page_bytes);
-            page = all;
-            page.pages = static_cast<std::uint16_t>(all.is_empty() ? 0 : whole.bytes / page_bytes);
-            page.before = static_cast<std::uint16_t>(all.is_empty() ? 0 : i);
-        }
-    }
-    [[nodiscard]] bool has_any(va_range range) const noexcept {
-        for (std::size_t at = 0; at < range.bytes; at += page_bytes) {
-            const view* one = find(range.begin + at);
-            if (one != nullptr && !one->is_empty()) {
-                return true;
-            }
-        }
-        return false;
-    }
-
-private:
-    static constexpr std::size_t table_pages = std::size_t{1} << 14;
-    static constexpr std::size_t root_count = std::size_t{1} << (address_bits - page_shift - 14);
-    static constexpr std::size_t table_bytes = table_pages * sizeof(view);
-    using roots = std::array<std::atomic<view*>, root_count>;
-
-    [[nodiscard]] static std::size_t root_of(address at) noexcept {
-        return (at >> page_shift) / table_pages;
-    }
-
-    std::unique_ptr<roots> tables_;
 };
 
 class views {
@@ -152,19 +71,10 @@ public:
     }
     [[nodiscard]] progress clear(accessor who, std::span<const va_range> ranges) noexcept {
         for (std::size_t i = 0; i < ranges.size(); ++i) {
-            for (address at = ranges[i].begin; at < ranges[i].end();) {
-                view* one = table_.find(at);
-                if (one == nullptr || one->is_empty()) {
-                    at += page_bytes;
-                    continue;
-                }
-                const va_range whole{at, one->pages * page_bytes};
-                XMM_ASSERT(one->before == 0 && whole.end() <= ranges[i].end(),
-                           "a mapping is cleared as a whole: a frame is never cut");
-                if (const status outcome = clear_one(who, *one, whole); !outcome) {
-                    return {i, outcome};
-                }
-                at += whole.bytes;
+            const status outcome = table_.for_each(
+                ranges[i], [&](view& one, va_range whole) { return clear_one(who, one, whole); });
+            if (!outcome) {
+                return {i, outcome};
             }
         }
         return {ranges.size(), {}};
@@ -359,7 +269,7 @@ private:
     }
 
     const mapper& maps_;
-    view_table table_;
+    shared::page_records<view> table_;
 };
 
 }  // namespace xmm::levelzero

@@ -14,6 +14,8 @@
 
 #include <xmm/core/device_view.hpp>
 
+#include "../shared/stream.hpp"
+
 #include "soft.hpp"
 
 namespace xmm::soft {
@@ -52,14 +54,9 @@ struct kernel_of final : kernel {
 }  // namespace launching
 
 // A queue and its driver. Both outlive it.
-class stream {
+class stream : public shared::stream_of<driver> {
 public:
-    using driver_type = driver;
-
-    stream(driver& owner, queue_id queue) noexcept : driver_{&owner}, queue_{queue} {}
-
-    [[nodiscard]] queue_id queue() const noexcept { return queue_; }
-    [[nodiscard]] driver& owner() const noexcept { return *driver_; }
+    stream(driver& owner, queue_id queue) noexcept : stream_of{owner, queue} {}
 
     // Calls body(first, last) for stretches of [0, count), or body(index) for each index, on the
     // device's units at once. The body is shared by them.
@@ -79,12 +76,6 @@ public:
         return launch(1, 1, [fn = std::move(fn)](std::size_t) mutable { fn(); });
     }
 
-    // Waits for all that was submitted so far.
-    status synchronize() const noexcept {
-        auto point = driver_->record(queue_);
-        return point ? driver_->wait(*point) : point.error();
-    }
-
 private:
     template <class Body>
     result<ticket> launch(std::size_t count, std::size_t chunk, Body body) const noexcept {
@@ -100,9 +91,6 @@ private:
         }
         return point;
     }
-
-    driver* driver_;
-    queue_id queue_;
 };
 
 }  // namespace xmm::soft

@@ -21,6 +21,8 @@
 
 #include <xmm/concepts/backend.hpp>
 
+#include "../shared/queue_slots.hpp"
+
 #include "claims.hpp"
 #include "compute.hpp"
 #include "cpu_map.hpp"
@@ -49,8 +51,8 @@ public:
            std::span<const node_id> host_ids, driver_options options = {})
         : cpu_{options.make_hole, options.hole_context},
           device_ids_(device_ids.begin(), device_ids.end()),
-          queue_salt_{options.queue_salt},
-          has_hole_maker_{options.make_hole != nullptr} {
+          has_hole_maker_{options.make_hole != nullptr},
+          queues_{options.queue_salt} {
         XMM_ASSERT(devices.size() == device_ids.size(), "one id for each device");
         XMM_ASSERT(!host_ids.empty(), "a driver needs a host node");
         XMM_ASSERT(host_ids.size() + device_ids.size() < 256,
@@ -74,14 +76,9 @@ public:
         for (const auto& one : devices_) {
             pools_.push_back(one == nullptr ? nullptr : std::make_unique<compute_pool>(*one));
         }
-        slots_ = std::make_unique<std::array<queue_slot, slot_count>>();
     }
     ~driver() {
-        for (queue_slot& one : *slots_) {
-            if (one.work.is_open()) {
-                one.work.close();
-            }
-        }
+        queues_.end_all();
         pools_.clear();
     }
     driver(const driver&) = delete;
@@ -161,37 +158,13 @@ public:
         if (on == nullptr) {
             return fail(errc::unknown_node, "a queue belongs to a device of this driver");
         }
-        std::lock_guard hold{lock_};
-        for (std::uint32_t i = 0; i < slot_count; ++i) {
-            queue_slot& slot = (*slots_)[i];
-            if (slot.is_taken) {
-                continue;
-            }
-            slot.generation = slot.generation % 0xfff + 1;
-            const queue_id id{(queue_salt_ & 0xfff) << 20 | slot.generation << 8 | i};
-            const queue::surroundings around{this, &device_at, &owns_frame, &await};
-            if (const status outcome =
-                    slot.work.open(id, priority, *on, *pools_[on->index()], around);
-                !outcome) {
-                return outcome;
-            }
-            slot.is_taken = true;
-            // release: pairs with the acquire in find_queue; the queue is open before it is found.
-            slot.id.store(id.value, std::memory_order_release);
-            return id;
-        }
-        return fail(errc::no_memory, "256 queues are in use");
+        const queue::surroundings around{this, &device_at, &owns_frame, &await};
+        return queues_.take([&](queue& work, queue_id id) {
+            return work.open(id, priority, *on, *pools_[on->index()], around);
+        });
     }
     // Lets the submitted work finish. Not from a host call of that queue.
-    void queue_destroy(queue_id id) noexcept {
-        queue_slot& slot = slot_of(id);
-        // relaxed, both: who destroys a queue knows of it by other ways, and the lock hands the slot on to the next.
-        XMM_ASSERT(slot.id.load(std::memory_order_relaxed) == id.value,
-                   "destroyed a queue that is gone");
-        slot.id.store(0, std::memory_order_relaxed);
-        slot.work.close();
-        with(lock_, [&] { slot.is_taken = false; });
-    }
+    void queue_destroy(queue_id id) noexcept { queues_.end(id); }
 
     [[nodiscard]] result<ticket> memcpy(queue_id id, std::span<const piece> pieces) noexcept {
         return submit(id, pieces.size(), [&](std::size_t i, operation& one) {
@@ -209,28 +182,23 @@ public:
         });
     }
     // Tickets of queues that are gone, and of other drivers, are reached.
-    [[nodiscard]] bool is_done(ticket point) const noexcept {
-        return point.value == 0 || !is_mine(point.queue) ||
-               slot_of(point.queue).work.is_done(point.value);
-    }
+    [[nodiscard]] bool is_done(ticket point) const noexcept { return queues_.is_done(point); }
     // Returns when the ticket is reached; device_lost if its work was lost.
     [[nodiscard]] status wait(ticket point) noexcept {
-        if (!is_mine(point.queue)) {
-            return point.value == 0 ? status{} : foreign_ticket();
+        if (point.value == 0) {
+            return {};
         }
-        return point.value == 0 ? status{} : slot_of(point.queue).work.wait(point.value);
+        return queues_.is_mine(point.queue) ? queues_.of(point.queue).wait(point.value)
+                                            : shared::foreign_ticket();
     }
+    // Users name queues, of other drivers too.
     [[nodiscard]] result<ticket> record(queue_id id) noexcept {
-        queue* one =
-            is_mine(id) ? find_queue(id) : nullptr;  // users name queues, of other drivers too
-        return one == nullptr ? result<ticket>{no_queue()} : one->record();
+        queue* one = queues_.find(id);
+        return one == nullptr ? result<ticket>{shared::no_queue()} : one->record();
     }
     [[nodiscard]] status make_wait(queue_id id, ticket point) noexcept {
-        if (point.value != 0 && !is_mine(point.queue)) {
-            return foreign_ticket();
-        }
-        if (point.value != 0 && !slot_of(point.queue).work.is_submitted(point.value)) {
-            return fail(errc::invalid_argument, "a ticket that was never given");
+        if (const status known = queues_.check(point); !known) {
+            return known;
         }
         return submit(id, 1,
                       [&](std::size_t, operation& one) {
@@ -349,7 +317,7 @@ public:
         });
     }
     [[nodiscard]] unsigned units(queue_id id) const noexcept {
-        queue* one = find_queue(id);
+        queue* one = queues_.find(id);
         return one == nullptr ? 0 : static_cast<unsigned>(one->on().ports().size());
     }
     [[nodiscard]] device_statistics statistics(node_id node) noexcept {
@@ -385,15 +353,6 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t slot_count = 256;
-
-    struct queue_slot {
-        std::atomic<std::uint32_t> id{0};  // 0: no queue
-        bool is_taken = false;             // under lock_, as is the next
-        std::uint32_t generation = 0;
-        queue work;
-    };
-
     // Collects stretches whose old translations must go, and has them gone at its end.
     class shootdown_batch {
     public:
@@ -472,32 +431,14 @@ private:
         return nullptr;
     }
 
-    [[nodiscard]] bool is_mine(queue_id id) const noexcept {
-        return id.value >> 20 == (queue_salt_ & 0xfff);
-    }
-    [[nodiscard]] static status foreign_ticket() noexcept {
-        return fail(errc::invalid_argument, "a ticket of another driver");
-    }
-    [[nodiscard]] queue_slot& slot_of(queue_id id) const noexcept {
-        XMM_ASSERT(is_mine(id), "a queue of another driver");
-        return (*slots_)[id.value & 0xff];
-    }
-    [[nodiscard]] queue* find_queue(queue_id id) const noexcept {
-        queue_slot& slot = slot_of(id);
-        // acquire: pairs with the release in queue_create.
-        return slot.id.load(std::memory_order_acquire) == id.value ? &slot.work : nullptr;
-    }
-    [[nodiscard]] static status no_queue() noexcept {
-        return fail(errc::invalid_argument, "no such queue");
-    }
     static void await(void* self, ticket point) noexcept {
         (void)static_cast<driver*>(self)->wait(point);  // what was lost elsewhere is lost there
     }
     template <class Fill>
     [[nodiscard]] result<ticket> submit(queue_id id, std::size_t count, Fill&& fill) noexcept {
-        queue* one = find_queue(id);
+        queue* one = queues_.find(id);
         if (one == nullptr) {
-            return no_queue();
+            return shared::no_queue();
         }
         return count == 0 ? one->record() : one->submit(count, fill);
     }
@@ -517,12 +458,10 @@ private:
     fault_sinks sinks_;
     cpu_map cpu_;
     const std::vector<node_id> device_ids_;
-    const std::uint32_t queue_salt_;
     const bool has_hole_maker_;
     claim_table claims_;
-    ranked_mutex<lock_rank::backend_queue> lock_;       // of the queues' slots
     std::vector<std::unique_ptr<compute_pool>> pools_;  // (C) by node index
-    std::unique_ptr<std::array<queue_slot, slot_count>> slots_;
+    shared::queue_slots<queue> queues_;
 };
 
 static_assert(backend<driver> && owns_frames<driver>);

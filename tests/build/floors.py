@@ -4,8 +4,8 @@
 
     core -> os -> concepts -> mapping -> placement -> resources -> facade
 
-Headers of backends/ see core, os, concepts and their own folder. The facade is what lies in include/xmm/
-itself; a header there may include backends.
+Headers of backends/ see core, os, concepts and their own folder, and backends/shared/, which sees no backend. The facade
+is what lies in include/xmm/ itself; a header there may include backends.
 """
 import pathlib
 import re
@@ -16,6 +16,7 @@ import tree
 
 FLOORS = ["core", "os", "concepts", "mapping", "placement", "resources", "facade"]
 SEEN_BY_BACKENDS = FLOORS[:3]
+SHARED = "shared"  # what backends have in common, itself none
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -55,7 +56,7 @@ def complaint(root, header):
             continue
         target_kind, target_name = floor_of(root, target)
         if kind == "backend":
-            allowed = target_name == name if target_kind == "backend" else target_name in SEEN_BY_BACKENDS
+            allowed = target_name in (name, SHARED) if target_kind == "backend" else target_name in SEEN_BY_BACKENDS
         elif target_kind == "backend":
             allowed = name == "facade"
         else:
@@ -90,7 +91,9 @@ def self_test():
         "include/xmm/space.hpp": "#include <xmm/mapping/page.hpp>\n",
         "include/xmm/soft.hpp": '#include "../../backends/soft/soft.hpp"\n#include <xmm/soft/link.hpp>\n',
         "backends/soft/soft.hpp": '#include <xmm/os/trap.hpp>\n#include "link.hpp"\n',
-        "backends/soft/link.hpp": "",
+        "backends/soft/link.hpp": '#include "../shared/slots.hpp"\n',
+        "backends/shared/slots.hpp": "#include <xmm/core/types.hpp>\n",
+        "backends/shared/bad_driver.hpp": '#include "../soft/soft.hpp"\n',
         "backends/soft/bad_high.hpp": "#include <xmm/mapping/page.hpp>\n",
         "backends/soft/bad_neighbour.hpp": '#include "../other/other.hpp"\n',
         "backends/other/other.hpp": "",

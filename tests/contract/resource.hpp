@@ -303,7 +303,8 @@ void check_contract(contract_subject<Base>& fixture) {
     CHECK(fixture.live() == 0);
 }
 
-TEST_CASE_TEMPLATE_DEFINE("resource contract", Fixture, resource_contract) {
+template <class Fixture>
+void check_resource() {
     using resource_type = typename Fixture::resource_type;
     using base = detail::base_for<resource_type::static_reach>;
     static_assert(resource<resource_type>);
@@ -314,6 +315,10 @@ TEST_CASE_TEMPLATE_DEFINE("resource contract", Fixture, resource_contract) {
     contract_subject_of<Fixture, base> subject;
     CHECK(includes(subject.resource().reachable_by(), resource_type::static_reach));
     check_contract<base>(subject);
+}
+
+TEST_CASE_TEMPLATE_DEFINE("resource contract", Fixture, resource_contract) {
+    check_resource<Fixture>();
 }
 
 }  // namespace xmm::test

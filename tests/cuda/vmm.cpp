@@ -580,8 +580,9 @@ TEST_CASE("each single failure of the driver leaves all as it was") {
         }
         const frame f = r.create(r.device);
         const va_range some{f.standing, 4096};
+        // Events first: the queues of a device lend them to each other, and later there is one.
         for (const char* name :
-             {"cuMemsetD32Async", "cuEventRecord", "cuEventCreate", "cuStreamIsCapturing"}) {
+             {"cuEventCreate", "cuMemsetD32Async", "cuEventRecord", "cuStreamIsCapturing"}) {
             CAPTURE(name);
             const queue_id line = *r.b.queue_create(r.device, queue_priority::normal);
             r.soft.fail(name, 0, 1, cuda::CUDA_ERROR_OUT_OF_MEMORY);

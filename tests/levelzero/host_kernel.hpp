@@ -11,6 +11,7 @@
 #include <array>
 #include <cstring>
 
+#include "kernel_api.hpp"
 #include "libze_soft/soft_ze.hpp"
 
 namespace xmm::test {
@@ -18,8 +19,8 @@ namespace xmm::test {
 // The controls of the software driver; null on any other one.
 [[nodiscard]] inline const soft_ze::controls* find_soft_ze(levelzero::ze_driver_handle_t driver) {
     void* found = nullptr;
-    const auto& on = levelzero::driver::instance();
-    return on.call(&levelzero::driver_api::driver_get_extension_function_address, driver,
+    const auto& on = levelzero::kernel_functions::instance();
+    return on.call(&levelzero::kernel_api::driver_get_extension_function_address, driver,
                    "softZeControls", &found)
                ? reinterpret_cast<soft_ze::find_controls*>(found)()
                : nullptr;
@@ -30,10 +31,10 @@ public:
     explicit host_kernel(soft_ze::host_function function) noexcept : function_{function} {}
     ~host_kernel() {
         if (kernel_ != nullptr) {
-            (void)on().call(&levelzero::driver_api::kernel_destroy, kernel_);
+            (void)on().call(&levelzero::kernel_api::kernel_destroy, kernel_);
         }
         if (module_ != nullptr) {
-            (void)on().call(&levelzero::driver_api::module_destroy, module_);
+            (void)on().call(&levelzero::kernel_api::module_destroy, module_);
         }
     }
     host_kernel(const host_kernel&) = delete;
@@ -51,7 +52,7 @@ public:
         status outcome;
         const auto set = [&](const auto& value) {
             if (outcome) {
-                outcome = on().call(&levelzero::driver_api::kernel_set_argument_value, kernel_,
+                outcome = on().call(&levelzero::kernel_api::kernel_set_argument_value, kernel_,
                                     index++, sizeof value, static_cast<const void*>(&value));
             }
         };
@@ -62,7 +63,7 @@ public:
         const levelzero::ze_group_count_t count{groups, 1, 1};
         auto point = in.append([&](levelzero::ze_command_list_handle_t list) {
             outcome =
-                on().call(&levelzero::driver_api::command_list_append_launch_kernel, list, kernel_,
+                on().call(&levelzero::kernel_api::command_list_append_launch_kernel, list, kernel_,
                           &count, static_cast<levelzero::ze_event_handle_t>(nullptr),
                           std::uint32_t{0}, static_cast<levelzero::ze_event_handle_t*>(nullptr));
             return outcome ? levelzero::ZE_RESULT_SUCCESS
@@ -72,7 +73,9 @@ public:
     }
 
 private:
-    static const levelzero::driver& on() noexcept { return levelzero::driver::instance(); }
+    static const levelzero::kernel_functions& on() {
+        return levelzero::kernel_functions::instance();
+    }
 
     status make(const levelzero::stream& in) noexcept {
         struct image {
@@ -86,13 +89,13 @@ private:
         about.inputSize = sizeof bytes;
         about.pInputModule = reinterpret_cast<const std::uint8_t*>(&bytes);
         status outcome =
-            on().call(&levelzero::driver_api::module_create, in.context(), in.device(),
+            on().call(&levelzero::kernel_api::module_create, in.context(), in.device(),
                       static_cast<const levelzero::ze_module_desc_t*>(&about), &module_,
                       static_cast<levelzero::ze_module_build_log_handle_t*>(nullptr));
         levelzero::ze_kernel_desc_t name;
         name.pKernelName = "host function";
         if (outcome) {
-            outcome = on().call(&levelzero::driver_api::kernel_create, module_,
+            outcome = on().call(&levelzero::kernel_api::kernel_create, module_,
                                 static_cast<const levelzero::ze_kernel_desc_t*>(&name), &kernel_);
         }
         return outcome;

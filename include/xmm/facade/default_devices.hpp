@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // default_devices.hpp - the devices that a space gets when none are named.
 //
-// Model    All CUDA devices of the process, in the mode that XMM_CONF says (cuda:vmm or cuda:managed; cuda:off: none);
-//          without one, software XPUs as XMM_CONF describes them: soft_devices (1), soft_bytes (a quarter of the
-//          host's memory, at most 1 GiB), soft_link (bytes a second, 0 = unlimited). One driver a process, shared
-//          by all spaces and shared objects.
+// Model    All CUDA devices of the process, in the mode that XMM_CONF says (cuda:vmm or cuda:managed; cuda:off:
+//          none); without one, the devices of the first Level Zero driver on which pointers can be unified
+//          (levelzero:off: none); without those, software XPUs as XMM_CONF describes them: soft_devices (1), soft_bytes
+//          (a quarter of the host's memory, at most 1 GiB), soft_link (bytes a second, 0 = unlimited). One driver a
+//          process, shared by all spaces and shared objects.
 // Threads  Any; made once.
-// Failure  In a forked child nothing is made. A CUDA driver that is there but cannot be used costs one line on stderr,
-//          then it is as if it were not. A failure of the software devices is not kept.
+// Failure  In a forked child nothing is made. A driver that is there but cannot be used costs one line on stderr, then
+//          it is as if it were not. A failure of the software devices is not kept.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 
 #include <xmm/concepts/backend_table.hpp>
 #include <xmm/cuda.hpp>
+#include <xmm/levelzero.hpp>
 #include <xmm/os/conf.hpp>
 #include <xmm/os/fault_trap.hpp>
 #include <xmm/os/topology.hpp>
@@ -27,9 +29,10 @@ namespace xmm {
 
 // Whose devices a space gets when it names no driver.
 enum class device_kind : std::uint8_t {
-    best,  // CUDA's where there are any, else software ones
+    best,  // CUDA's where there are any, else Level Zero's, else software ones
     soft,
-    cuda,  // or a failure that says why not
+    cuda,       // or a failure that says why not
+    levelzero,  // the same
 };
 
 }  // namespace xmm
@@ -236,27 +239,109 @@ private:
 
 #endif
 
+#if XMM_HAS_LEVELZERO
+
+// A driver for all devices of one of Level Zero's drivers over this machine's hosts.
+inline result<std::unique_ptr<levelzero::vmm>> make_levelzero_driver(
+    const levelzero::found_driver& from, const topology& machine) noexcept {
+    try {
+        const auto device_ids = register_devices(from.devices.size(), "Level Zero device", machine);
+        if (device_ids.size() != from.devices.size()) {
+            return no_numbers();
+        }
+        const host_lists hosts{machine, false};
+        levelzero::vmm_options options;
+        options.host_numa = hosts.numa;
+        options.host_bytes = hosts.bytes;
+        options.queue_salt = registry::next_number(number_kind::backend);
+        return levelzero::vmm::open(from, device_ids, hosts.ids, options);
+    } catch (const std::bad_alloc&) {
+        return fail(errc::no_memory, "the host has no memory for a driver");
+    }
+}
+
+class default_levelzero_devices {
+public:
+    static constexpr const char* registry_key = "default_levelzero_devices/1";
+
+    default_levelzero_devices() noexcept : outcome_{make()} {
+        const status why = outcome_;
+        if (!why && was_found_) {
+            std::fprintf(stderr, "xmm: Level Zero is not used: %s (%d)\n", why.why,
+                         why.driver_code);
+        }
+    }
+    [[nodiscard]] result<backend_ref> driver() noexcept {
+        return outcome_ ? result<backend_ref>{backend_ref{*driver_}}
+                        : result<backend_ref>{outcome_};
+    }
+
+private:
+    status make() noexcept {
+        if (!conf::of_process().flag("levelzero", true)) {
+            return fail(errc::unsupported, "Level Zero is switched off by XMM_CONF");
+        }
+        try {
+            auto found = levelzero::find_drivers();
+            if (!found) {
+                return found.error();
+            }
+            was_found_ = true;
+            status last;
+            for (const levelzero::found_driver& one : *found) {
+                auto made = make_levelzero_driver(one, machine_topology());
+                // A unified pointer needs pages that the CPU and the devices can both reach.
+                last = made ? (*made)->why_no_host_frames() : made.error();
+                if (last) {
+                    driver_ = std::move(*made);
+                    return {};
+                }
+            }
+            return last;
+        } catch (const std::bad_alloc&) {
+            return fail(errc::no_memory, "the host has no memory for the default devices");
+        }
+    }
+
+    // Before the outcome, since make() fills them.
+    std::unique_ptr<levelzero::vmm> driver_;
+    bool was_found_ = false;
+    status outcome_;
+};
+
+#endif
+
 // The driver, kept by the process, of a space that names none.
 inline result<backend_ref> default_driver(device_kind wanted) noexcept {
     // Before any lock, which a thread of the parent's may have held.
     if (registry::is_forked_child()) {
         return fail(errc::forked, "a forked child cannot use its parent's devices");
     }
+    const auto may_be = [&](device_kind one) {
+        return wanted == one || wanted == device_kind::best;
+    };
+    if (may_be(device_kind::cuda)) {
 #if XMM_HAS_CUDA
-    if (wanted != device_kind::soft) {
         result<backend_ref> found = registry::object<default_cuda_devices>().driver();
-        if (found) {
+#else
+        result<backend_ref> found =
+            fail(errc::unsupported, "xmm was installed without its CUDA backend");
+#endif
+        if (found || wanted == device_kind::cuda) {
             return found;
         }
-        if (wanted == device_kind::cuda) {
-            return found.error();
+    }
+    if (may_be(device_kind::levelzero)) {
+#if XMM_HAS_LEVELZERO
+        result<backend_ref> found = registry::object<default_levelzero_devices>().driver();
+#else
+        result<backend_ref> found =
+            fail(errc::unsupported, "xmm was installed without its Level Zero backend");
+#endif
+        if (found || wanted == device_kind::levelzero) {
+            return found;
         }
     }
-#else
-    if (wanted == device_kind::cuda) {
-        return fail(errc::unsupported, "xmm was installed without its CUDA backend");
-    }
-#endif
     result<soft::driver*> found = registry::object<default_soft_devices>().driver();
     return found ? result<backend_ref>{backend_ref{**found}} : result<backend_ref>{found.error()};
 }

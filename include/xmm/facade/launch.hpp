@@ -6,8 +6,9 @@
 //          range is a hint for placement; on others every page of every range is mapped before fn runs
 //          and stays until the work is done, so a kernel must touch nothing else; only a device whose driver owns
 //          the pages bears it, and is slow at it.
-//          fn takes cuda_stream& (CUDA devices) or soft::stream& (software devices). A launch may be a set of
-//          overloads, of which the queue's device takes the one for it; each names the type that it takes.
+//          fn takes cuda_stream& (CUDA devices), levelzero_stream& (Level Zero devices) or soft::stream& (software
+//          devices). A launch may be a set of overloads, of which the queue's device takes the one for it; each
+//          names the type that it takes.
 // Threads  Any. On devices without faults, launches of one space are prepared one after another.
 // Failure  Nothing was enqueued and the contents are as before; pages may have moved. But if fn itself failed or
 //          threw, or the queue has no ticket for what is in it, what was enqueued by then goes on, and its ranges
@@ -170,11 +171,14 @@ template <class... Launchers, class Fn>
     }
     status called;
     try {
+        called = detail::call_launcher<Launchers...,
 #if XMM_HAS_CUDA
-        called = detail::call_launcher<Launchers..., cuda::stream, soft::stream>(line, fn);
-#else
-        called = detail::call_launcher<Launchers..., soft::stream>(line, fn);
+                                       cuda::stream,
 #endif
+#if XMM_HAS_LEVELZERO
+                                       levelzero::stream,
+#endif
+                                       soft::stream>(line, fn);
     } catch (...) {
         marks.hand_over(line.id(), line.record());
         throw;

@@ -38,6 +38,8 @@ public:
         conf_key{"service_threads", "threads that serve CPU faults, 1 to 64 (4)"},
         conf_key{"cuda",
                  "off|vmm|managed: CUDA devices, and their mode, for spaces that name none (vmm)"},
+        conf_key{"levelzero",
+                 "on|off: Level Zero devices for spaces that name none, where CUDA has none (on)"},
         conf_key{"check_launches",
                  "on|off: report work that no launch named while pages leave its device (off)"},
         conf_key{"soft_devices", "software XPUs where there is no device, 1 to 8 (1)"},

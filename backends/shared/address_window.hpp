@@ -4,17 +4,37 @@
 // Model    Runs of pages out of one range, next fit. Whose addresses they are, and how they were come by, is its
 //          owner's business.
 // Threads  Any. One lock guards the bitmap: rank backend_queue; nothing is called with it held but a visitor.
-// Failure  assign() throws std::bad_alloc; take() says 0 where no run is long enough.
+// Failure  assign() needs the host's memory; take() says 0 where no run is long enough.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include <xmm/core/lock.hpp>
+#include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
 
-namespace xmm::cuda {
+namespace xmm::shared {
+
+// Addresses for a node's frames: they cost nothing, and with four times as many as memory a run is always found. Where
+// fewer can be had, down to an eighth of that. reserve(bytes) -> status.
+template <class Reserve>
+[[nodiscard]] status reserve_window(std::size_t memory, std::size_t granularity,
+                                    Reserve&& reserve) {
+    std::size_t bytes =
+        std::max(align_up(4 * memory, granularity), 2 * std::size_t{largest_frame_bytes});
+    status outcome;
+    for (const std::size_t least = bytes / 8; bytes >= std::max(least, granularity); bytes /= 2) {
+        outcome = reserve(align_down(bytes, granularity));
+        if (outcome || outcome.code == errc::unsupported) {
+            break;
+        }
+    }
+    return outcome;
+}
 
 class address_window {
 public:
@@ -23,9 +43,14 @@ public:
     address_window& operator=(const address_window&) = delete;
 
     // Before any other call, once. Whole pages.
-    void assign(va_range range) {
-        used_.assign((range.bytes / page_bytes + 63) / 64, 0);
+    [[nodiscard]] status assign(va_range range) noexcept {
+        try {
+            used_.assign((range.bytes / page_bytes + 63) / 64, 0);
+        } catch (const std::bad_alloc&) {
+            return fail(errc::no_memory, "the host has no memory for a window's record");
+        }
         range_ = range;
+        return {};
     }
     [[nodiscard]] va_range range() const noexcept { return range_; }
 
@@ -97,4 +122,4 @@ private:
     std::size_t cursor_ = 0;
 };
 
-}  // namespace xmm::cuda
+}  // namespace xmm::shared
