@@ -9,6 +9,7 @@
 // See      event_stock.hpp.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -160,7 +161,8 @@ private:
             if (value == 0) {
                 return;
             }
-            for (event* one : {gone.done, gone.needed}) {
+            const std::array<event*, 2> both{gone.done, gone.needed};
+            for (event* one : both) {
                 if (one != nullptr) {
                     if (is_spoilt || is_lost(value)) {
                         Stock::spoil(*one);
