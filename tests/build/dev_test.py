@@ -23,6 +23,31 @@ refused("no sanitizer named bogus", "sanitize", "bogus")
 refused("no sanitizer named tests", "sanitize", "tests", "address")
 print("dev: unknown words are refused")
 
+# What the demonstration and the benchmarks are told of lies where the command was given, not in the tree. Nothing is
+# built: the programs are there, and say where they run.
+with tempfile.TemporaryDirectory() as folder:
+    tree = pathlib.Path(folder).resolve() / "tree"
+    elsewhere = tree.parent / "else where"
+    for name in ("tools/demo", "build-release/tools", "build-release/benchmarks", "tests/build", "bin"):
+        (tree / name).mkdir(parents=True)
+    elsewhere.mkdir()
+    shutil.copy(ROOT / "dev", tree)
+    (tree / "build-release" / "build.ninja").touch()
+    programs = {"tools/xmm-demo": "demo", "benchmarks/bench_one": "bench"}
+    for name in programs:
+        (tree / "build-release" / name).write_text('#!/bin/sh\necho "in $PWD: $*"\n')
+    for name in ("meson", "ninja", "g++", "pkg-config", "make", "autoconf", "dpkg-query"):
+        (tree / "bin" / name).write_text("#!/bin/sh\necho install ok installed\n")
+    for path in [*(tree / "bin").iterdir(), *(tree / "build-release" / name for name in programs)]:
+        path.chmod(0o755)
+    for name, command in programs.items():
+        done = subprocess.run([os.path.relpath(tree / "dev", elsewhere), command, "--no-install", "a b.csv"], cwd=elsewhere,
+                              env={**os.environ, "PATH": f"{tree / 'bin'}:{os.environ['PATH']}", "CXX": "g++"},
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        if done.returncode != 0 or f"in {elsewhere}: a b.csv" not in done.stdout.splitlines():
+            raise SystemExit(f"{command} from another folder: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+print("dev: demo and bench run where they are called")
+
 # A compiler that is called through another program: what is missing is that program, not both as one.
 for compiler in ("no-such-launcher g++", "no-such-launcher g++ -isystem no-such-folder"):
     done = subprocess.run([ROOT / "dev", "test", "--no-install"], env={**os.environ, "CXX": compiler},
