@@ -215,7 +215,11 @@ def bad_input(folder):
                            (["form.csv", "--backend", "metal"], ["there is no 'metal'"]), (["form.csv", "--prices", "none"], ["none: cannot be opened"]),
                            (["form.csv", "--prices", "bad.csv"], ["bad.csv: not a JSON object"]), (["form.csv", "--prices", "measured"], ["no calls to measure"]),
                            (["--generate", "noise"], ["no load 'noise'"]), (["form.csv", "--save", "x"], ["nothing to save"]),
-                           (["form.csv", "--jobs", "0"], ["--jobs"]), (["form.csv", "--nonsense"], ["--help"])]:
+                           (["form.csv", "--jobs", "0"], ["--jobs"]), (["form.csv", "--scale", "nan"], ["--scale: not a number"]),
+                           (["form.csv", "--scale=-nan"], ["--scale"]), (["form.csv", "--device-bytes", "-1"], ["--device-bytes", "-1 is not a size"]),
+                           (["form.csv", "--device-bytes= -4096"], ["--device-bytes"]), (["/dev/zero"], ["/dev/zero: is a device"]),
+                           (["form.csv", "--prices", "/dev/zero"], ["/dev/zero: is a device"]),
+                           (["form.csv", "--nonsense"], ["--help"])]:
         done = run(folder, *words, *outputs)
         expect(done.returncode == 2, f"{words}: exit status {done.returncode}", done)
         for reason in reasons:
