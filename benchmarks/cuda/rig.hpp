@@ -58,6 +58,9 @@ inline std::string size_name(std::size_t bytes) {
     }
     return std::to_string(bytes) + " " + units[unit];
 }
+// Before main: each line is out when it is over, also where the program is stopped and its output is no terminal.
+inline const int line_by_line = std::setvbuf(stdout, nullptr, _IOLBF, 0);
+
 inline double gib(std::size_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 // ---- the command line

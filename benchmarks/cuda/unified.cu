@@ -73,15 +73,18 @@ void copies(bench& b, std::size_t bytes) {
     for (char* one : {host.at, plain.get(), near_cpu}) {
         all.fill_by_cpu(one, original);
     }
-    race(
-        "H2D " + size_name(bytes), static_cast<double>(bytes), rounds,
-        {{"pinned cudaMemcpyAsync", wipe_card, pinned_in, wrong_on_card},
-         {"pageable cudaMemcpy", wipe_card,
-          [&] { CUDA_BENCH_MUST(cudaMemcpy(card.at, plain.get(), bytes, cudaMemcpyHostToDevice)); },
-          wrong_on_card},
-         {"gmemcpy, both resident", [&] { b.write_on_device(near_card, bytes, wiped); },
-          [&] { must(b.space.copy(near_card, near_cpu, bytes), "copy"); },
-          [&] { return b.wrong_on_device(near_card, bytes, original); }}});
+    race("H2D " + size_name(bytes), static_cast<double>(bytes), rounds,
+         {{"pinned cudaMemcpyAsync", wipe_card, pinned_in, wrong_on_card},
+          {"pageable cudaMemcpy", wipe_card,
+           [&] {
+               CUDA_BENCH_MUST(cudaMemcpy(card.at, plain.get(), bytes, cudaMemcpyHostToDevice));
+               // It may return while the last bytes are on their way; the check's stream does not wait for them.
+               CUDA_BENCH_MUST(cudaDeviceSynchronize());
+           },
+           wrong_on_card},
+          {"gmemcpy, both resident", [&] { b.write_on_device(near_card, bytes, wiped); },
+           [&] { must(b.space.copy(near_card, near_cpu, bytes), "copy"); },
+           [&] { return b.wrong_on_device(near_card, bytes, original); }}});
     examiner::fill(all, card.at, original, b.stream);
     race(
         "D2H " + size_name(bytes), static_cast<double>(bytes), rounds,

@@ -23,6 +23,81 @@ refused("no sanitizer named bogus", "sanitize", "bogus")
 refused("no sanitizer named tests", "sanitize", "tests", "address")
 print("dev: unknown words are refused")
 
+# A suite that is none is refused with the names of those that are; a test that is none before anything is built.
+for words in (("test", "--suite", "nope"), ("test", "--suite=nope"), ("sanitize", "address", "--suite", "nope")):
+    done = subprocess.run([ROOT / "dev", *words, "--no-install", "--compiler", "no-such-compiler"],
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    if done.returncode != 2 or "no suite named nope; known are unit examples perf tools build" not in done.stderr:
+        raise SystemExit(f"{words}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+
+# Beside it one of meson's and ninja's kind: one test of each kind, and what is built is told.
+MESON = r"""#!/usr/bin/env python3
+import json, os, sys
+if sys.argv[1] == "introspect":
+    folder = sys.argv[2]
+    kinds = {"alone": ("unit", ["one"]), "reads a, b": ("tools", ["one", "two"]), "floors": ("build", [])}
+    print(json.dumps({
+        "tests": [{"name": name, "suite": ["xmm:" + suite], "depends": needs} for name, (suite, needs) in kinds.items()],
+        "targets": [{"id": i, "filename": [os.path.join(folder, "tests", i)]} for i in ("one", "two", "three")]}))
+elif sys.argv[1] == "test" and "--list" in sys.argv:
+    print("xmm:unit / alone")
+"""
+NINJA = "#!/bin/sh\nshift 4\necho \"ninja builds: $*\"\n"
+with tempfile.TemporaryDirectory() as folder:
+    tree = pathlib.Path(folder)
+    for name in ("bin", "build", "tests/build"):
+        (tree / name).mkdir(parents=True)
+    shutil.copy(ROOT / "dev", tree)
+    for name in ("needed.py", "summary.py"):
+        shutil.copy(ROOT / "tests" / "build" / name, tree / "tests" / "build")
+    (tree / "build" / "build.ninja").touch()
+    for name in ("g++", "pkg-config", "make", "autoconf", "dpkg-query"):
+        (tree / "bin" / name).write_text("#!/bin/sh\necho install ok installed\n")
+    (tree / "bin" / "meson").write_text(MESON)
+    (tree / "bin" / "ninja").write_text(NINJA)
+    for path in (tree / "bin").iterdir():
+        path.chmod(0o755)
+    for words, built in (((), ""), (("--suite", "unit"), "tests/one"), (("--suite", "tools"), "tests/one tests/two"),
+                         (("--suite=unit", "--suite", "tools"), "tests/one tests/two"), (("--suite", "build"), None),
+                         (("alone",), "tests/one"), (("--suite", "tools", "reads a, b"), "tests/one tests/two"),
+                         (("--", "--repeat", "2"), ""), (("nope",), "there is no test named nope"),
+                         (("alone", "nope"), "there is no test named nope"),
+                         (("--suite", "tools", "alone"), "there is no such test here: --suite tools alone")):
+        done = subprocess.run([tree / "dev", "test", "--no-install", *words], stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=60, env={**os.environ, "PATH": f"{tree / 'bin'}:{os.environ['PATH']}", "CXX": "g++"})
+        told = [line[14:] for line in done.stdout.splitlines() if line.startswith("ninja builds: ")]
+        is_refusal = built is not None and built.startswith("there is no")
+        if is_refusal and (done.returncode != 2 or built not in done.stderr or told):
+            raise SystemExit(f"test {words}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+        if not is_refusal and told != ([] if built is None else [built]):
+            raise SystemExit(f"test {words}: builds {told}\n{done.stdout}{done.stderr}")
+print("dev: builds what the chosen tests need, and refuses what is none")
+
+# What the demonstration and the benchmarks are told of lies where the command was given, not in the tree. Nothing is
+# built: the programs are there, and say where they run.
+with tempfile.TemporaryDirectory() as folder:
+    tree = pathlib.Path(folder).resolve() / "tree"
+    elsewhere = tree.parent / "else where"
+    for name in ("tools/demo", "build-release/tools", "build-release/benchmarks", "tests/build", "bin"):
+        (tree / name).mkdir(parents=True)
+    elsewhere.mkdir()
+    shutil.copy(ROOT / "dev", tree)
+    (tree / "build-release" / "build.ninja").touch()
+    programs = {"tools/xmm-demo": "demo", "benchmarks/bench_one": "bench"}
+    for name in programs:
+        (tree / "build-release" / name).write_text('#!/bin/sh\necho "in $PWD: $*"\n')
+    for name in ("meson", "ninja", "g++", "pkg-config", "make", "autoconf", "dpkg-query"):
+        (tree / "bin" / name).write_text("#!/bin/sh\necho install ok installed\n")
+    for path in [*(tree / "bin").iterdir(), *(tree / "build-release" / name for name in programs)]:
+        path.chmod(0o755)
+    for name, command in programs.items():
+        done = subprocess.run([os.path.relpath(tree / "dev", elsewhere), command, "--no-install", "a b.csv"], cwd=elsewhere,
+                              env={**os.environ, "PATH": f"{tree / 'bin'}:{os.environ['PATH']}", "CXX": "g++"},
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        if done.returncode != 0 or f"in {elsewhere}: a b.csv" not in done.stdout.splitlines():
+            raise SystemExit(f"{command} from another folder: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+print("dev: demo and bench run where they are called")
+
 # A compiler that is called through another program: what is missing is that program, not both as one.
 for compiler in ("no-such-launcher g++", "no-such-launcher g++ -isystem no-such-folder"):
     done = subprocess.run([ROOT / "dev", "test", "--no-install"], env={**os.environ, "CXX": compiler},

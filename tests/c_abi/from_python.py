@@ -324,7 +324,16 @@ def forked(library_path, _, __):
 
 
 def readme(library_path, _, header):
-    """The first C program of the README, by the C compiler that is here."""
+    """The README's programs: the Python one, also where there is no memory, and the first C one by the C compiler here."""
+    text = (pathlib.Path(header).resolve().parent / "README.md").read_text(encoding="utf-8")
+    program = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1).replace("libxmm.so.0", str(pathlib.Path(library_path).resolve()))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    if "1 MiB of the device at 0x" not in done.stdout:
+        sys.exit(f"the Python program of the README says {done.stdout!r}")
+    done = subprocess.run([sys.executable, "-c", program.replace("1 << 20", "1 << 46")], capture_output=True, text=True, check=False)
+    last = (done.stderr.splitlines() or [""])[-1]
+    if done.returncode != 1 or not last.startswith("MemoryError: ") or not last[13:]:
+        sys.exit(f"the Python program of the README, without memory: exit status {done.returncode}, {done.stderr}")
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         print("skipped: there is no C compiler")

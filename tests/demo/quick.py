@@ -125,19 +125,32 @@ def bad_input(folder):
                        "twice.csv.gz": gzip.compress(b"a,0,1,0,0\na,0,1,0,0\n"), "cut.png": picture[:5000],
                        "text.png": b"no picture, a line of text"}.items():
         (folder / name).write_bytes(data)
+    (folder / "linked").symlink_to("own.csv")
+    os.link(folder / "clear.v2.png", folder / "hard")
+    # What would be made of it has its name already.
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "clustered-big.png").write_bytes((folder / "clear.v2.png").read_bytes())
+    (folder / "pictures" / "big.png").symlink_to("clustered-big.png")
+    read = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     before = sorted(folder.rglob("*"))
     for words, reason in [(["--trace", "none.csv"], "no such trace"), (["--trace", "."], "is a folder"), (["--trace", "cut.csv.gz"], "cut short"),
                           (["--trace", "bad.csv"], "bad.csv:2: "), (["--trace", "empty.csv"], "no events"),
                           (["--trace", "twice.csv.gz"], "twice.csv.gz:2: "), (["--picture", "none.png"], "none.png: "),
                           (["--picture", "cut.png"], "cut.png: the picture is cut short"), (["--picture", "text.png"], "not a PNG"),
                           (["--policy", "no_such"], "there is no policy 'no_such'"),
-                          (["--clusters", "0"], "--clusters"), (["--device-bytes", "3"], "2 MiB"), (["--nonsense"], "--help"),
+                          (["--clusters", "0"], "--clusters"), (["--device-bytes", "3"], "2 MiB"),
+                          (["--device-bytes", "-2097152"], "-2097152 is not a size"), (["--json", "nowhere/x.json"], "there is no folder nowhere"),
+                          (["--json", "xmm-demo-out"], "xmm-demo-out: is a folder"), (["--json", "own.csv", "--trace", "own.csv"], "would be written over own.csv"),
+                          (["--json", "linked", "--trace", "own.csv"], "linked: would be written over own.csv"),
+                          (["--json", "hard", "--picture", "clear.v2.png"], "hard: would be written over clear.v2.png"),
+                          (["--picture", "pictures/big.png", "--out", "pictures"], "clustered-big.png: would be written over pictures/big.png"), (["--nonsense"], "--help"),
                           (["--out", "bad.csv"], "bad.csv: "), (["--out", "bad.csv/deep/er"], "bad.csv/deep/er: "),
                           (["--out", "/proc/none"], "/proc/none: cannot be made")]:
         done = run(folder, "--quick", *(words if "--out" in words else [*words, "--out", "untouched"]))
         expect(done.returncode == 1, f"{words}: exit code {done.returncode}", done)
         expect(reason in done.stderr, f"{words}: '{reason}' is not said", done)
         expect(sorted(folder.rglob("*")) == before, f"{words}: something was written")
+        expect({path: path.read_bytes() for path in before if path.is_file()} == read, f"{words}: a file was changed")
     done = run(folder, "--help")
     expect(done.returncode == 0 and "--device-bytes" in done.stdout, "--help", done)
 

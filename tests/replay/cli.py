@@ -194,6 +194,33 @@ def where_it_is_told(folder):
     expect(full.returncode == 2 and "No space left" in full.stderr, "--json to a device that is full", full)
 
 
+def read_and_written(folder):
+    """Nothing that is read is written over, by whatever name; a pipe may be read."""
+    inside = folder / "same"
+    inside.mkdir()
+    trace = (folder / "form.csv").read_bytes()
+    run(inside, "--generate", "tiny", "--save", ".", "--allocators", "native-model")
+    saved = (inside / "tiny-1.csv").read_bytes()
+    (inside / "t.csv").write_bytes(trace)
+    (inside / "p.json").write_text('{"create": 5}')
+    (inside / "o.json.part").write_bytes(trace)
+    (inside / "link").symlink_to("t.csv")
+    os.link(inside / "t.csv", inside / "hard")
+    before = {path: path.read_bytes() for path in inside.iterdir()}
+    for words in [["t.csv", "--json", "t.csv"], ["t.csv", "--json", "link"], ["t.csv", "--plot", "hard"], ["link", "--json", "./t.csv"],
+                  ["link", "--plot", "hard"], ["t.csv", "--prices", "p.json", "--json", "../same/p.json"],
+                  ["o.json.part", "--json", "o.json"], ["tiny-1.csv", "--generate", "tiny", "--save", "."]]:
+        done = run(inside, *words)
+        expect(done.returncode == 2 and "would be written over" in done.stderr and done.stdout == "", f"{words}", done)
+        expect({path: path.read_bytes() for path in inside.iterdir()} == before, f"{words}: a file was changed")
+    with open(inside / "t.csv") as stream:
+        done = subprocess.run([PROGRAM, "/dev/stdin", "--json", "hard"], cwd=inside, stdin=stream, capture_output=True, text=True, timeout=110)
+    expect(done.returncode == 2 and "hard: would be written over /dev/stdin" in done.stderr, "the standard input", done)
+    expect((inside / "tiny-1.csv").read_bytes() == saved and (inside / "t.csv").read_bytes() == trace, "an input was changed")
+    done = subprocess.run([PROGRAM, "/dev/stdin", "--allocators", "native-model"], cwd=inside, input=trace, capture_output=True, timeout=110)
+    expect(done.returncode == 0 and b"native-model" in done.stdout, "a trace through a pipe")
+
+
 def bad_input(folder):
     packed = (TRACES / "opt13b_b8.csv.gz").read_bytes()
     snapshot = as_snapshot(a_trace(), 4)
@@ -215,7 +242,11 @@ def bad_input(folder):
                            (["form.csv", "--backend", "metal"], ["there is no 'metal'"]), (["form.csv", "--prices", "none"], ["none: cannot be opened"]),
                            (["form.csv", "--prices", "bad.csv"], ["bad.csv: not a JSON object"]), (["form.csv", "--prices", "measured"], ["no calls to measure"]),
                            (["--generate", "noise"], ["no load 'noise'"]), (["form.csv", "--save", "x"], ["nothing to save"]),
-                           (["form.csv", "--jobs", "0"], ["--jobs"]), (["form.csv", "--nonsense"], ["--help"])]:
+                           (["form.csv", "--jobs", "0"], ["--jobs"]), (["form.csv", "--scale", "nan"], ["--scale: not a number"]),
+                           (["form.csv", "--scale=-nan"], ["--scale"]), (["form.csv", "--device-bytes", "-1"], ["--device-bytes", "-1 is not a size"]),
+                           (["form.csv", "--device-bytes= -4096"], ["--device-bytes"]), (["/dev/zero"], ["/dev/zero: is a device"]),
+                           (["form.csv", "--prices", "/dev/zero"], ["/dev/zero: is a device"]),
+                           (["form.csv", "--nonsense"], ["--help"])]:
         done = run(folder, *words, *outputs)
         expect(done.returncode == 2, f"{words}: exit status {done.returncode}", done)
         for reason in reasons:
@@ -236,5 +267,6 @@ with tempfile.TemporaryDirectory() as name:
     options(pathlib.Path(name))
     few_threads(pathlib.Path(name))
     where_it_is_told(pathlib.Path(name))
+    read_and_written(pathlib.Path(name))
     bad_input(pathlib.Path(name))
 print("xmm-replay: forms, fields, options and errors as they should be")

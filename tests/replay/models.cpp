@@ -188,6 +188,54 @@ TEST_CASE("expandable: holes are backed again after their handles went back") {
     CHECK_FALSE(it.try_allocate(30 * MiB));
 }
 
+TEST_CASE("expandable: sizes that are made up cost no time and no memory by the handle") {
+    constexpr std::uint64_t vast = std::uint64_t{1} << 45;
+    constexpr std::uint64_t handles = 100 * vast / (20 * MiB);  // and one that is not whole
+    bench<expandable_model> it;
+    for (int i = 0; i < 100; ++i) {
+        (void)it.allocate(vast, static_cast<std::uint32_t>(i % 3));
+    }
+    CHECK(it.reserved() > it.live);
+    CHECK(it.reserved() < it.live + 100 * 20 * MiB);
+    CHECK(it.model.bill().calls() > 2 * handles);
+    CHECK(it.model.bill().calls() < 2 * (handles + 200));
+    for (std::uint32_t i = 0; i < 100; ++i) {
+        it.free(i);
+    }
+    bench<expandable_model> full{2 * vast};
+    full.free(full.allocate(vast));
+    (void)full.allocate(vast + vast / 2, 1);  // all that was cached goes back
+    CHECK(full.reserved() < vast + vast / 2 + 20 * MiB);
+}
+
+TEST_CASE("the bill of many frames at once is that of one after the other") {
+    const prices list = prices::idle();
+    driver_bill together{list};
+    driver_bill apart{list};
+    for (driver_bill* one : {&together, &apart}) {
+        one->set_live(100);
+        (void)one->add_create(64, 10);
+        one->add_drop(48, 3);
+        one->set_live(110);
+    }
+    (void)together.add_create(16 * 8, 8 * 5.0,
+                              17);  // below the height of before, across it, beyond what is live
+    for (int i = 0; i < 8; ++i) {
+        (void)apart.add_create(16, 5, i == 0 ? 3 : 2);
+    }
+    for (driver_bill* one : {&together, &apart}) {
+        one->set_live(120);
+    }
+    CHECK(together.calls() == apart.calls());
+    CHECK(together.reserved() == apart.reserved());
+    CHECK(together.peak_reserved() == apart.peak_reserved());
+    CHECK(together.first_creation_us() == doctest::Approx(apart.first_creation_us()));
+    CHECK(together.early_us() == doctest::Approx(apart.early_us()));
+    CHECK(together.early_us() > 0);
+    CHECK(together.beyond_peak_us() == doctest::Approx(apart.beyond_peak_us()));
+    CHECK(together.beyond_peak_us() > 0);
+}
+
 TEST_CASE("the bill tells first creation from waste") {
     const prices list = prices::idle();
     driver_bill bill{list};

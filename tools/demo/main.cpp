@@ -30,6 +30,7 @@
 #include "progress.hpp"
 #include "replay.hpp"
 #include "report.hpp"
+#include "same_file.hpp"
 #include "trace.hpp"
 #include "try_write.hpp"
 
@@ -158,6 +159,22 @@ public:
     runner(const options& wanted, const demo_input& in)
         : wanted_{wanted}, in_{in}, folder_{wanted.out_folder} {}
 
+    // Nothing that was read is written over, whatever it is called.
+    void check_overwriting() const {
+        std::vector<std::string> inputs{in_.source.path};
+        std::vector<std::string> outputs{json_path(), name_of_file(name_of_clustered())};
+        if (wanted_.picture_path.empty()) {
+            outputs.push_back(name_of_file(landscape_name));
+        } else {
+            inputs.push_back(wanted_.picture_path);
+        }
+        for (const std::string& policy : wanted_.policies) {
+            outputs.push_back(name_of_file(name_of_heat_map("replay", trace_name(), policy)));
+            outputs.push_back(name_of_file(name_of_heat_map("kmeans", picture_name(), policy)));
+        }
+        refuse_to_overwrite(inputs, outputs);
+    }
+
     void run_all(space& memory) {
         {
             space large = make_large_space(wanted_, in_);
@@ -172,12 +189,11 @@ public:
     void write_results() {
         image clustered{in_.picture.width, in_.picture.height};
         clustered.pixels = pixels_;
-        write_picture(fmt::format("clustered-{}.png", picture_name()), clustered);
+        write_picture(name_of_clustered(), clustered);
         if (wanted_.picture_path.empty()) {
-            write_picture("landscape.png", in_.picture);
+            write_picture(landscape_name, in_.picture);
         }
-        const std::string path =
-            wanted_.json_path.empty() ? name_of_file("report.json") : wanted_.json_path;
+        const std::string path = json_path();
         std::ofstream file{path};
         file << json().dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
              << '\n';
@@ -243,8 +259,7 @@ private:
         places.device_bytes = run.device_bytes;
         places.title = fmt::format("{} of {} under {}, device of {}", run.part, of, run.policy,
                                    show_bytes(run.device_bytes));
-        write_picture(fmt::format("heat-{}-{}-{}.png", part, of, run.policy),
-                      draw_heat_map(places));
+        write_picture(name_of_heat_map(part, of, run.policy), draw_heat_map(places));
     }
     void write_picture(const std::string& name, const image& picture) {
         write_png(name_of_file(name), picture);
@@ -254,6 +269,18 @@ private:
         return (folder_ / name).string();
     }
 
+    [[nodiscard]] std::string json_path() const {
+        return wanted_.json_path.empty() ? name_of_file("report.json") : wanted_.json_path;
+    }
+    [[nodiscard]] std::string name_of_clustered() const {
+        return fmt::format("clustered-{}.png", picture_name());
+    }
+    [[nodiscard]] static std::string name_of_heat_map(const char* part, const std::string& of,
+                                                      const std::string& policy) {
+        return fmt::format("heat-{}-{}-{}.png", part, of, policy);
+    }
+
+    static constexpr const char* landscape_name = "landscape.png";
     static constexpr std::size_t longest_name = 32;  // in titles and in names of files
 
     // "opt13b_b8" of ".../opt13b_b8.csv.gz".
@@ -323,9 +350,11 @@ void check_outputs(const options& wanted) {
     std::error_code error;
     try_write(wanted.out_folder);
     const fs::path folder = fs::path{wanted.json_path}.parent_path();
-    if (fs::is_directory(wanted.json_path, error) ||
-        (!folder.empty() && !fs::is_directory(folder, error))) {
-        throw bad_input(wanted.json_path + ": is not a name for a file");
+    if (!folder.empty() && !fs::is_directory(folder, error)) {
+        throw bad_input(wanted.json_path + ": there is no folder " + folder.string());
+    }
+    if (fs::is_directory(wanted.json_path, error)) {
+        throw bad_input(wanted.json_path + ": is a folder, not a name for a file");
     }
     if (!folder.empty()) {
         try_write(folder.string());
@@ -359,13 +388,14 @@ int run(int count, char** words) {
     settle_policies(wanted);
     check_outputs(wanted);
     demo_input in = read_input(wanted);
+    runner work{wanted, in};
+    work.check_overwriting();
     space memory = make_small_space(wanted, in);
     fmt::print("{}\n", draw_tree(describe_machine(memory), is_utf8_locale()));
     print_input(in, wanted, memory);
     std::fflush(stdout);
     in.colours = prepare_clustering(in.picture, wanted.clusters, wanted.iterations);
     make_folder(wanted.out_folder);
-    runner work{wanted, in};
     work.run_all(memory);
     work.run_allocators();
     work.write_results();

@@ -15,6 +15,7 @@
 
 #include "bad_input.hpp"
 #include "kmeans.hpp"
+#include "size_value.hpp"
 
 namespace xmm::demo {
 
@@ -100,10 +101,10 @@ struct options {
                    "file for the report as JSON (default: report.json in the --out folder)");
     app.add_flag("--quick", out.is_quick,
                  "a small round of everything, in seconds: small data, few events");
-    app.add_option("--device-bytes", out.device_bytes,
-                   "memory of the device, such as 256MiB; a multiple of 2 MiB, from 8 MiB "
-                   "(default: half of what each part needs)")
-        ->transform(CLI::AsSizeValue(false));
+    take_as_size(
+        app.add_option("--device-bytes", out.device_bytes,
+                       "memory of the device, such as 256MiB; a multiple of 2 MiB, from 8 MiB "
+                       "(default: half of what each part needs)"));
     app.add_option(
            "--link", out.link_gb_per_second,
            "speed of the software device's link in GB/s, each way; 0 is unlimited (default: 4)")

@@ -35,7 +35,7 @@ public:
             open(path);
             return;
         }
-        const std::string partial = target_ + ".part";
+        const std::string partial = target_ + partial_ending;
         open(partial);
         partial_ = partial;
         if (is_there && ::fchmod(::fileno(file_), there.st_mode & 07777) != 0) {
@@ -60,6 +60,12 @@ public:
         return place.string();
     }
 
+    // What it is called until all is written; empty: it is written straight.
+    static std::string partial_of(const std::string& path) {
+        const std::string place = place_of(path);
+        return place.empty() ? place : place + partial_ending;
+    }
+
     [[nodiscard]] std::FILE* get() const noexcept { return file_; }
     // All is written: puts it in its place.
     void finish() {
@@ -77,6 +83,8 @@ public:
     }
 
 private:
+    static constexpr const char* partial_ending = ".part";
+
     void open(const std::string& name) {
         file_ = std::fopen(name.c_str(), "wb");
         if (file_ == nullptr) {

@@ -28,7 +28,7 @@ public:
     // A creation: where in the order of all, for what else its frame costs.
     using creation = std::size_t;
 
-    // us: measured, or what the list says.
+    // us: measured, or what the list says. Of any number of frames of one size, of which each costs the same.
     creation add_create(std::uint64_t bytes, double us, std::uint64_t calls = 1) {
         const std::uint64_t after = reserved_ + bytes;
         creations_.push_back(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // file_bytes.hpp - a whole file in memory, unpacked if it is a gzip archive; its lines and fields.
 //
-// Failure  bad_input with file and reason: not readable, cut short, corrupt, too large.
+// Failure  bad_input with file and reason: not readable, cut short, corrupt, too large, a device.
 #pragma once
 
 #include <sys/stat.h>
@@ -28,6 +28,8 @@ using demo::bad_input;
 
 // A gzip archive may hold a thousand times its size: what is unpacked has a limit.
 inline constexpr std::size_t largest_file_bytes = std::size_t{4} << 30;
+// A pipe need not come to an end.
+inline constexpr std::size_t largest_pipe_bytes = std::size_t{1} << 30;
 
 [[nodiscard]] inline std::string read_file(const std::string& path,
                                            std::size_t most = largest_file_bytes) {
@@ -35,8 +37,12 @@ inline constexpr std::size_t largest_file_bytes = std::size_t{4} << 30;
         void operator()(gzFile file) const noexcept { gzclose(file); }
     };
     struct stat about {};
-    if (::stat(path.c_str(), &about) == 0 && S_ISDIR(about.st_mode)) {
-        throw bad_input(path + ": is a folder");
+    if (::stat(path.c_str(), &about) == 0 && !S_ISREG(about.st_mode)) {
+        if (S_ISDIR(about.st_mode) || S_ISCHR(about.st_mode) || S_ISBLK(about.st_mode)) {
+            throw bad_input(
+                path + (S_ISDIR(about.st_mode) ? ": is a folder" : ": is a device, not a file"));
+        }
+        most = std::min(most, largest_pipe_bytes);
     }
     errno = 0;
     const std::unique_ptr<gzFile_s, closer> file{gzopen(path.c_str(), "rb")};

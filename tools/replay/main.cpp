@@ -30,6 +30,7 @@
 #include "../demo/output_file.hpp"
 #include "../demo/png.hpp"
 #include "../demo/progress.hpp"
+#include "../demo/same_file.hpp"
 #include "../demo/try_write.hpp"
 #include "allocators.hpp"
 #include "backends.hpp"
@@ -86,20 +87,23 @@ void check_output(const std::string& path) {
     return prices::from_json(wanted.prices, read_file(wanted.prices, std::size_t{1} << 20));
 }
 
+[[nodiscard]] std::vector<std::string> files_to_read(const options& wanted) {
+    return wanted.traces.empty() && !wanted.generated.empty() ? std::vector<std::string>{}
+                                                              : find_traces(wanted.traces);
+}
+
 // Every file that cannot be used is named, not only the first.
-[[nodiscard]] std::vector<trace> read_all(const options& wanted) {
+[[nodiscard]] std::vector<trace> read_all(const options& wanted,
+                                          const std::vector<std::string>& files) {
     std::vector<trace> out;
     std::string errors;
-    if (!wanted.traces.empty() || wanted.generated.empty()) {
-        const std::vector<std::string> files = find_traces(wanted.traces);
-        for (const std::string& file : files) {
-            try {
-                for (trace& one : read_traces(file)) {
-                    out.push_back(std::move(one));
-                }
-            } catch (const bad_input& error) {
-                errors += std::string{errors.empty() ? "" : "\nxmm-replay: "} + error.what();
+    for (const std::string& file : files) {
+        try {
+            for (trace& one : read_traces(file)) {
+                out.push_back(std::move(one));
             }
+        } catch (const bad_input& error) {
+            errors += std::string{errors.empty() ? "" : "\nxmm-replay: "} + error.what();
         }
     }
     if (!errors.empty()) {
@@ -150,6 +154,25 @@ struct text_file {
     }
     return files;
 }
+
+// Not over what was read, whatever it is called.
+void check_overwriting(const options& wanted, std::vector<std::string> inputs,
+                       const std::vector<text_file>& saved) {
+    if (wanted.prices != "idle" && wanted.prices != "loaded" && wanted.prices != "measured") {
+        inputs.push_back(wanted.prices);
+    }
+    std::vector<std::string> outputs;
+    for (const std::string& path : {wanted.json_path, wanted.plot_path}) {
+        if (!path.empty()) {
+            outputs.push_back(path);
+        }
+    }
+    for (const text_file& one : saved) {
+        outputs.push_back(one.path);
+    }
+    demo::refuse_to_overwrite(inputs, outputs);
+}
+
 void save(const options& wanted, const std::vector<text_file>& files) {
     if (wanted.save_folder.empty()) {
         return;
@@ -279,8 +302,10 @@ int run(int count, char** words) {
     check_output(wanted.plot_path);
     const std::unique_ptr<replay_backend> real = open_real_device(wanted);
     const prices list = choose_prices(wanted, real.get());
-    std::vector<trace> traces = read_all(wanted);
+    const std::vector<std::string> inputs = files_to_read(wanted);
+    std::vector<trace> traces = read_all(wanted, inputs);
     const std::vector<text_file> files = files_to_save(wanted, traces);
+    check_overwriting(wanted, inputs, files);
     for (trace& one : traces) {
         scale_trace(one, wanted.scale);
     }

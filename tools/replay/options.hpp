@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../demo/format.hpp"
+#include "../demo/size_value.hpp"
 #include "allocators.hpp"
 #include "backends.hpp"
 #include "generate.hpp"
@@ -185,9 +186,9 @@ inline constexpr const char* trace_endings[] = {".csv", ".csv.gz", ".log",    ".
         ->allow_extra_args(false);
     app.add_option("--save", out.save_folder,
                    "folder that the made-up loads are written into as CSV");
-    app.add_option("--device-bytes", out.device_bytes,
-                   "size of the device, such as 80GiB (default: it never runs out)")
-        ->transform(CLI::AsSizeValue(false));
+    demo::take_as_size(
+        app.add_option("--device-bytes", out.device_bytes,
+                       "size of the device, such as 80GiB (default: it never runs out)"));
     app.add_option("--lag-us", out.lag_us,
                    "how long after its free the work of a block goes on, where the trace does "
                    "not tell (default: 0)")
@@ -207,6 +208,9 @@ inline constexpr const char* trace_endings[] = {".csv", ".csv.gz", ".log",    ".
         return app.exit(asked);
     } catch (const CLI::ParseError& error) {
         throw bad_input(std::string{error.what()} + " (see xmm-replay --help)");
+    }
+    if (!(out.scale >= 1)) {  // every comparison lets it pass
+        throw bad_input("--scale: not a number");
     }
     out.may_alias = !is_alias_off;
     out.jobs = out.jobs != 0 ? out.jobs : std::max(1u, std::thread::hardware_concurrency());

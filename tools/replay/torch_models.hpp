@@ -346,13 +346,12 @@ private:
         if (!has_room(mapped)) {
             return false;
         }
-        for (std::uint64_t done = 0; done < mapped; done += handle) {
-            bill_.add_create(handle,
-                             bill_.price(driver_call::create, handle) +
-                                 bill_.price(driver_call::map, handle) +
-                                 bill_.price(driver_call::set_access, handle),
-                             done == 0 ? 3 : 2);  // access is set for the whole stretch at once
-        }
+        // One entry for all handles, however many a trace makes up; access is set for the whole stretch at once.
+        const std::uint64_t count = (mapped + handle - 1) / handle;
+        const double us = bill_.price(driver_call::create, handle) +
+                          bill_.price(driver_call::map, handle) +
+                          bill_.price(driver_call::set_access, handle);
+        bill_.add_create(count * handle, static_cast<double>(count) * us, 2 * count + 1);
         auto& own = pool_of(hole->is_small);
         own.holes.erase(hole);
         if (mapped < hole->bytes) {
@@ -407,12 +406,10 @@ private:
         if (end < one->at + one->bytes) {
             own.free.insert(cut(one, end - one->at));
         }
-        for (std::uint64_t at = begin; at < end; at += handle) {
-            bill_.add_drop(
-                handle,
-                bill_.price(driver_call::unmap, handle) + bill_.price(driver_call::drop, handle),
-                2);
-        }
+        const std::uint64_t count = (end - begin) / handle;
+        const double us =
+            bill_.price(driver_call::unmap, handle) + bill_.price(driver_call::drop, handle);
+        bill_.add_drop(count * handle, static_cast<double>(count) * us, 2 * count);
         one->is_mapped = false;
         merge(one);
         own.holes.insert(one);
