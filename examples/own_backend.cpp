@@ -213,7 +213,8 @@ public:
         for (std::size_t done = 0; done < ranges.size(); ++done) {
             const xmm::va_range& one = ranges[done];
             if (is_device(node)) {
-                table_.erase(one.begin);
+                // Whole runs, and maybe several.
+                table_.erase(table_.lower_bound(one.begin), table_.lower_bound(one.end()));
             } else if (::mmap(xmm::to_pointer(one.begin), one.bytes, PROT_NONE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
                               0) == MAP_FAILED) {
