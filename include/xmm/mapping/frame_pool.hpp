@@ -76,8 +76,11 @@ public:
 private:
     void close() noexcept {
         if (book_ != nullptr) {
-            book_->remove_keeper(*this);  // first: from now on we drop them alone
-            trim(0);
+            book_->remove_keeper(*this);  // first: from now on we drop them alone, uncounted
+            while (frame_record* one = with(lock_, [&] { return free_.pop_front(); })) {
+                drop(*one);
+            }
+            free_bytes_ = 0;
         }
     }
     frame_record* take_kept_locked(std::size_t bytes) noexcept {
@@ -135,12 +138,15 @@ private:
         if (oldest == nullptr) {
             return false;
         }
-        const ledger::change under_way{*book_};
-        driver_.frame_drop(oldest->backing);
-        book_->release(oldest->backing.bytes);
-        oldest->backing = {};
-        records_.give_back(oldest);
+        drop(*oldest);
         return true;
+    }
+    void drop(frame_record& one) noexcept {
+        const ledger::change under_way{*book_};
+        driver_.frame_drop(one.backing);
+        book_->release(one.backing.bytes);
+        one.backing = {};
+        records_.give_back(&one);
     }
 
     mutable ranked_mutex<lock_rank::frame_pool> lock_;
