@@ -53,6 +53,7 @@ public:
     // The frame backs nothing any more and is mapped nowhere. Its contents are stale.
     void give_back(frame_record& record) noexcept {
         XMM_ASSERT(record.owner == nullptr, "a frame in the pool still backs pages");
+        XMM_ASSERT(!record.is_coming, "a frame in the pool still counts as on its way");
         record.backing.zeroed = false;
         with(lock_, [&] {
             free_.push_back(record);
@@ -121,6 +122,7 @@ private:
         record.backing = made;
         record.slot = slot_;
         record.is_host = is_host_;
+        record.is_coming = false;
         record.owner = nullptr;
         record.link = {};
         return &record;
