@@ -91,6 +91,53 @@ TEST_CASE("ledger: one per node and process") {
     CHECK(ledger_of(node_id{INT32_MAX}, 7_MiB) == nullptr);
 }
 
+namespace {
+
+// Frames of one byte each.
+struct paper_keeper final : frame_keeper {
+    explicit paper_keeper(ledger& on) : book{on} {}
+    bool drop_oldest() noexcept override {
+        if (frames == 0) {
+            return false;
+        }
+        keep(-1);
+        ++dropped;
+        return true;
+    }
+    void keep(int more) {
+        frames += more;
+        book.count_kept(*this, more);
+    }
+    ledger& book;
+    int frames = 0;
+    int dropped = 0;
+};
+
+}  // namespace
+
+TEST_CASE("ledger: what a keeper has when it leaves is not of the others' share") {
+    ledger book;
+    paper_keeper leaver{book};
+    paper_keeper other{book};
+    book.add_keeper(leaver, 400);
+    book.add_keeper(other, 100);
+    leaver.keep(390);
+    other.keep(10);
+    book.remove_keeper(leaver);
+    CHECK(book.most_kept_bytes() == 100);
+    CHECK(book.kept_bytes() == 10);
+    other.keep(1);
+    book.drop_excess();
+    CHECK(other.dropped == 0);
+    CHECK(other.frames == 11);
+    other.keep(100);
+    book.drop_excess();
+    CHECK(other.dropped == 11);
+    CHECK(book.kept_bytes() == 100);
+    book.remove_keeper(other);
+    CHECK(book.kept_bytes() == 0);
+}
+
 TEST_CASE("what the driver takes beside frames comes off the budget, not off what was measured") {
     ledger book;
     book.open(64_MiB);

@@ -42,6 +42,6 @@ TEST_CASE("contents: fresh frames are left, stale ones zeroed, what was resident
     for (page_move& one : batch) {
         CHECK(one.outcome);
         with(one.moved->lock, [&] { one.moved->end_transit_locked(); });
-        device.pool.give_back(*one.to);
+        state.engine.moves.stock().give_back(device, *one.to);
     }
 }

@@ -129,7 +129,7 @@ TEST_CASE(
         is_had = static_cast<bool>(got);
         is_answered = true;
         if (got) {
-            device.pool.give_back(**got);
+            r.of().state().engine.moves.stock().give_back(device, **got);
         }
     }};
     const auto end = [&] {
@@ -152,6 +152,70 @@ TEST_CASE(
     device.pool.trim(0);
     CHECK(frames.obtain(device, 2_MiB).code() == errc::no_memory);
     REQUIRE(r.of().advise(r.device(), data, 4_MiB, advice::unpin));
+    REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
+}
+
+TEST_CASE("reclaim: many who ask for pages at once on a small node all get theirs") {
+    rig r;
+    constexpr unsigned threads = 16;
+    constexpr int rounds = 20;
+    REQUIRE(r.of().set_budget(r.device(), 8_MiB));
+    std::vector<unsigned char*> pages;
+    for (unsigned i = 0; i < 2 * threads; ++i) {
+        pages.push_back(r.map<unsigned char>(2_MiB));
+        pages.back()[0] = static_cast<unsigned char>(i);
+    }
+    std::atomic<int> refused{0};
+    std::vector<std::thread> all;
+    for (unsigned i = 0; i < threads; ++i) {
+        all.emplace_back([&, i] {
+            for (int round = 0; round < rounds; ++round) {
+                unsigned char* mine = pages[2 * i + static_cast<unsigned>(round & 1)];
+                refused += r.of().make_resident(mine, 1, r.device()) ? 0 : 1;
+            }
+        });
+    }
+    for (std::thread& one : all) {
+        one.join();
+    }
+    CHECK(refused == 0);
+    CHECK(r.of().state().core.find_node(r.device())->coming == 0);
+    for (unsigned i = 0; i < pages.size(); ++i) {
+        CHECK(pages[i][0] == i);
+    }
+    REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
+}
+
+TEST_CASE("reclaim: who finds nothing waits for a frame on its way, and not with one of its own") {
+    rig r;
+    REQUIRE(r.of().set_budget(r.device(), 2_MiB));
+    auto& state = r.of().state();
+    auto& frames = state.engine.frames;
+    xmm::node& device = *state.core.find_node(r.device());
+    auto* data = r.map(2_MiB);
+    granule* page = state.core.find(to_address(data));
+    with(page->lock, [&] { page->begin_transit_locked(false); });
+    result<frame_record*> taken = frames.obtain(device, 2_MiB);
+    REQUIRE(taken);
+    CHECK(device.coming == 1);
+    CHECK(frames.obtain(device, 2_MiB, awaited::reclaims).code() == errc::no_memory);
+    std::atomic<bool> is_answered{false};
+    bool is_had = false;
+    std::thread waiting{[&] {
+        result<frame_record*> got = frames.obtain(device, 2_MiB);
+        is_had = static_cast<bool>(got);
+        is_answered = true;
+        if (got) {
+            state.engine.moves.stock().give_back(device, **got);
+        }
+    }};
+    nap(50);
+    CHECK(!is_answered);
+    page_move one{.moved = page};
+    CHECK(frames.bring(one, std::move(taken)));  // it is the oldest page now, and goes
+    waiting.join();
+    CHECK(is_had);
+    CHECK(device.coming == 0);
     REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
 }
 

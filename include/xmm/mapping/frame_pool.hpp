@@ -53,6 +53,7 @@ public:
     // The frame backs nothing any more and is mapped nowhere. Its contents are stale.
     void give_back(frame_record& record) noexcept {
         XMM_ASSERT(record.owner == nullptr, "a frame in the pool still backs pages");
+        XMM_ASSERT(!record.is_coming, "a frame in the pool still counts as on its way");
         record.backing.zeroed = false;
         with(lock_, [&] {
             free_.push_back(record);
@@ -76,8 +77,11 @@ public:
 private:
     void close() noexcept {
         if (book_ != nullptr) {
-            book_->remove_keeper(*this);  // first: from now on we drop them alone
-            trim(0);
+            book_->remove_keeper(*this);  // first: from now on we drop them alone, uncounted
+            while (frame_record* one = with(lock_, [&] { return free_.pop_front(); })) {
+                drop(*one);
+            }
+            free_bytes_ = 0;
         }
     }
     frame_record* take_kept_locked(std::size_t bytes) noexcept {
@@ -118,6 +122,7 @@ private:
         record.backing = made;
         record.slot = slot_;
         record.is_host = is_host_;
+        record.is_coming = false;
         record.owner = nullptr;
         record.link = {};
         return &record;
@@ -135,12 +140,15 @@ private:
         if (oldest == nullptr) {
             return false;
         }
-        const ledger::change under_way{*book_};
-        driver_.frame_drop(oldest->backing);
-        book_->release(oldest->backing.bytes);
-        oldest->backing = {};
-        records_.give_back(oldest);
+        drop(*oldest);
         return true;
+    }
+    void drop(frame_record& one) noexcept {
+        const ledger::change under_way{*book_};
+        driver_.frame_drop(one.backing);
+        book_->release(one.backing.bytes);
+        one.backing = {};
+        records_.give_back(&one);
     }
 
     mutable ranked_mutex<lock_rank::frame_pool> lock_;

@@ -18,9 +18,10 @@ struct granule;
 struct frame_record {
     // (C) constant while the record lives  (L) lock of the list it is on
     // (P) page lock of the owner; of a record without one, or on its way to one: whose hands it is in
-    frame backing;          // (C)  but for `zeroed`: (P)
-    std::uint8_t slot = 0;  // (C)  its node's slot in the space
-    bool is_host = false;   // (C)
+    frame backing;           // (C)  but for `zeroed`: (P)
+    std::uint8_t slot = 0;   // (C)  its node's slot in the space
+    bool is_host = false;    // (C)
+    bool is_coming = false;  // (P)  counted in its node's `coming`
     // (P)  the granule it backs; null in the pool. Constant on a list: there L suffices to read it.
     granule* owner = nullptr;
     list_link link;  // (L)  place on the active list, or in the pool

@@ -154,11 +154,13 @@ public:
             find_most_locked();
         });
     }
-    // After return nobody asks it for a frame.
+    // After return nobody asks it for a frame. What it has counts for nobody's share any more: it counts no longer.
     void remove_keeper(frame_keeper& one) noexcept {
         with(keepers_lock_, [&] {
             keepers_.remove(one);
             find_most_locked();
+            kept_.fetch_sub(one.bytes_.exchange(0, std::memory_order_relaxed),
+                            std::memory_order_relaxed);
         });
     }
     // While more is kept than may be, who keeps most drops: so one that works keeps its share, however much others

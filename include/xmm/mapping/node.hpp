@@ -77,9 +77,29 @@ struct node {
     std::atomic<std::uint32_t> reclaims{0};
     std::atomic<std::uint32_t> reclaims_ended{0};
     std::atomic<std::uint32_t> reclaims_won{0};
+    // (A) frames that somebody asks for, or has had and not yet put on the list: they count as reclaims under way, for
+    // those who have none of them. One that has arrived is as good as won.
+    std::atomic<std::uint32_t> coming{0};
 
     counter faults, faults_coalesced, first_touches, bytes_in, bytes_out, bytes_zeroed,
         mapped_in_place, prefetched_bytes, reclaimed_bytes, copies_dropped, moves_given_up;
+
+    // One of `coming` is on the list, or in the pool again.
+    void note_arrival() noexcept {
+        // release, all: as in reclaimer::reclaim. The frame is where others find it.
+        reclaims_won.fetch_add(1, std::memory_order_release);
+        coming.fetch_sub(1, std::memory_order_release);
+        reclaims_ended.fetch_add(1, std::memory_order_release);
+        detail::futex_wake_all(reclaims_ended);
+    }
+    // One of `coming` was not to be had.
+    void note_refusal() noexcept {
+        // release, both: as above. Who waits for others that are coming still need not look.
+        if (coming.fetch_sub(1, std::memory_order_release) == 1) {
+            reclaims_ended.fetch_add(1, std::memory_order_release);
+            detail::futex_wake_all(reclaims_ended);
+        }
+    }
 
     [[nodiscard]] bool can(ability one) const noexcept { return about.able.has(one); }
     [[nodiscard]] unsigned accessor() const noexcept { return is_host ? cpu_accessor : slot; }

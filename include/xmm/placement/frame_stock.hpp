@@ -8,6 +8,8 @@
 // Failure  As frame_pool::take.
 #pragma once
 
+#include <utility>
+
 #include <xmm/mapping/node.hpp>
 #include <xmm/mapping/slab.hpp>
 
@@ -21,19 +23,38 @@ public:
     [[nodiscard]] result<frame_record*> take(node& from, std::size_t bytes) noexcept {
         return is_steered(from) ? take_stand_in(from, bytes) : from.pool.take(bytes);
     }
+    // The same, counted among those that are coming until it has an owner, or is given back.
+    [[nodiscard]] result<frame_record*> take_counted(node& from, std::size_t bytes) noexcept {
+        // relaxed: who looks for it has found the pool empty, and so sees it. Before the frame leaves the pool.
+        from.coming.fetch_add(1, std::memory_order_relaxed);
+        result<frame_record*> taken = take(from, bytes);
+        if (taken) {
+            (*taken)->is_coming = true;
+        } else {
+            from.note_refusal();
+        }
+        return taken;
+    }
     // It backs nothing any more; a stand-in's bytes have left the node.
     void give_back(node& to, frame_record& record) noexcept {
-        if (!is_steered(to)) {
+        const bool was_coming = std::exchange(record.is_coming, false);
+        if (is_steered(to)) {
+            give_back_stand_in(to, record);
+        } else {
             to.pool.give_back(record);
-            return;
         }
+        if (was_coming) {
+            to.note_arrival();
+        }
+    }
+
+private:
+    void give_back_stand_in(node& to, frame_record& record) noexcept {
         XMM_ASSERT(record.owner == nullptr, "a stand-in given back still backs pages");
         to.book->release(record.backing.bytes);
         record.backing = {};
         stand_ins_.give_back(&record);
     }
-
-private:
     result<frame_record*> take_stand_in(node& from, std::size_t bytes) noexcept {
         while (!from.book->try_reserve(bytes)) {
             // Pools of other spaces may keep frames of a host.
@@ -49,6 +70,7 @@ private:
         made->backing = {.bytes = bytes, .node = from.id};
         made->slot = from.slot;
         made->is_host = from.is_host;
+        made->is_coming = false;
         made->owner = nullptr;
         made->link = {};
         return made;

@@ -16,6 +16,7 @@
 #include <array>
 #include <functional>
 #include <span>
+#include <utility>
 
 #include <xmm/placement/arena_frames.hpp>
 #include <xmm/placement/contents.hpp>
@@ -128,6 +129,8 @@ private:
         });
         std::array<frame_record*, max_batch> freed;
         unsigned freed_count = 0;
+        std::array<node*, max_batch> reached;  // by frames that were counted on their way
+        unsigned reached_count = 0;
         unsigned arrived = 0;
 
         for (page_move* one : sorted) {
@@ -147,6 +150,9 @@ private:
                     freed[freed_count++] = old;
                 }
                 ++arrived;
+                if (std::exchange(one->to->is_coming, false)) {
+                    reached[reached_count++] = &space_.at_slot(one->to->slot);
+                }
             } else {
                 freed[freed_count++] = one->to;
                 relink_locked(*one->moved);
@@ -163,6 +169,9 @@ private:
         }
         for (unsigned i = 0; i < freed_count; ++i) {
             stock_.give_back(space_.at_slot(freed[i]->slot), *freed[i]);
+        }
+        for (unsigned i = 0; i < reached_count; ++i) {
+            reached[i]->note_arrival();
         }
         return arrived;
     }

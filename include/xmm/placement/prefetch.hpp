@@ -243,7 +243,9 @@ private:
         std::array<std::uint8_t, max_batch> slots;  // a frame that has come may be gone soon after
         unsigned ready = 0;
         for (page_move& one : batch) {
-            result<frame_record*> taken = frames_.obtain(to, one.moved->va.bytes);
+            // The batch has frames of its own on their way; and a hint is not worth waiting for others'.
+            result<frame_record*> taken =
+                frames_.obtain(to, one.moved->va.bytes, awaited::reclaims);
             if (!taken) {
                 break;
             }

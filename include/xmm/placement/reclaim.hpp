@@ -18,6 +18,8 @@
 #include <thread>
 #include <utility>
 
+#include <unistd.h>
+
 #include <xmm/os/signal_mask.hpp>
 #include <xmm/placement/move.hpp>
 
@@ -32,6 +34,10 @@ struct shortage {
     const char* cause = "";
 };
 
+// For whom a thread waits that finds no frame. Who holds frames on their way to a node waits for none on their way: two
+// might wait for each other's.
+enum class awaited : std::uint8_t { reclaims, arrivals_too };
+
 class reclaimer {
 public:
     static constexpr std::size_t batch_bytes = std::size_t{32} << 20;
@@ -41,25 +47,30 @@ public:
 
     reclaimer(address_space& space, mover& moves) noexcept : space_{space}, moves_{moves} {}
 
-    // A frame on that node. Callers hold no lock; their own granule is in transit.
-    [[nodiscard]] result<frame_record*> obtain(node& from, std::size_t bytes) noexcept {
+    // A frame on that node. Callers hold no lock; their own granule is in transit. The frame counts as on its way until
+    // a move is done with it, or the stock has it back.
+    [[nodiscard]] result<frame_record*> obtain(node& from, std::size_t bytes,
+                                               awaited whom = awaited::arrivals_too) noexcept {
         // The driver may refuse what the ledger allows; a bound keeps two rivals from passing one
         // frame to and fro for ever.
-        for (unsigned attempt = 0; attempt < 64; ++attempt) {
+        std::uint64_t latest_ns = 0;
+        for (unsigned attempt = 0; attempt < 64;) {
             // acquire: pairs with the release in reclaim; read before the pool is asked.
             const std::uint32_t seen = from.reclaims_won.load(std::memory_order_acquire);
-            result<frame_record*> taken = moves_.stock().take(from, bytes);
+            result<frame_record*> taken = moves_.stock().take_counted(from, bytes);
             if (taken || taken.code() != errc::no_memory) {
                 return taken;
             }
             // Of a small node no large part at once: what came last would go with the rest.
             const std::size_t wanted =
                 std::max(bytes, std::min(batch_bytes, from.book->limit() / 8));
-            if (reclaim(from, wanted) == 0 && !await_others(from, seen)) {
+            if (reclaim(from, wanted) > 0) {
+                ++attempt;
+            } else if (!await_others(from, seen, whom, latest_ns)) {
                 break;
             }
         }
-        result<frame_record*> taken = moves_.stock().take(from, bytes);
+        result<frame_record*> taken = moves_.stock().take_counted(from, bytes);
         if (!taken) {
             const shortage now{from.id, bytes, from.book->used(), from.book->limit(),
                                taken.error().why};
@@ -70,7 +81,8 @@ public:
     // Charges the node for memory that is no frame; pages go for it as in obtain. Given back to the ledger. What it
     // answers is held until the driver has given the memory.
     [[nodiscard]] result<ledger::change> reserve(node& from, std::size_t bytes) noexcept {
-        for (unsigned attempt = 0; attempt < 64 && bytes <= from.book->limit(); ++attempt) {
+        std::uint64_t latest_ns = 0;
+        for (unsigned attempt = 0; attempt < 64 && bytes <= from.book->limit();) {
             // acquire: as in obtain.
             const std::uint32_t seen = from.reclaims_won.load(std::memory_order_acquire);
             do {
@@ -80,7 +92,9 @@ public:
                     return result<ledger::change>{std::move(under_way)};
                 }
             } while (from.book->drop_free_frame());
-            if (reclaim(from, bytes) == 0 && !await_others(from, seen)) {
+            if (reclaim(from, bytes) > 0) {
+                ++attempt;
+            } else if (!await_others(from, seen, awaited::arrivals_too, latest_ns)) {
                 break;
             }
         }
@@ -100,13 +114,13 @@ public:
     }
 
     // A frame for pages that leave a device: on the nearest host, else on any.
-    [[nodiscard]] result<frame_record*> obtain_on_host(const node& near,
-                                                       std::size_t bytes) noexcept {
+    [[nodiscard]] result<frame_record*> obtain_on_host(
+        const node& near, std::size_t bytes, awaited whom = awaited::arrivals_too) noexcept {
         node& first = space_.host_near(near);
-        result<frame_record*> taken = obtain(first, bytes);
+        result<frame_record*> taken = obtain(first, bytes, whom);
         for (unsigned slot = 0; slot < space_.host_count() && !taken; ++slot) {
             if (slot != first.slot) {
-                result<frame_record*> other = obtain(space_.at_slot(slot), bytes);
+                result<frame_record*> other = obtain(space_.at_slot(slot), bytes, whom);
                 if (other) {
                     return other;
                 }
@@ -116,8 +130,10 @@ public:
     }
 
     // On the one node, or on any host.
-    [[nodiscard]] result<frame_record*> obtain(place from, std::size_t bytes) noexcept {
-        return from.is_any_host ? obtain_on_host(*from.at, bytes) : obtain(*from.at, bytes);
+    [[nodiscard]] result<frame_record*> obtain(place from, std::size_t bytes,
+                                               awaited whom = awaited::arrivals_too) noexcept {
+        return from.is_any_host ? obtain_on_host(*from.at, bytes, whom)
+                                : obtain(*from.at, bytes, whom);
     }
 
     // Moves a granule in transit into the frame, which need not have been had, and ends its transit.
@@ -204,7 +220,9 @@ private:
             }
             const std::size_t part =
                 std::max((used - limit) / shrinking_threads, std::min(used - limit, batch_bytes));
-            if (reclaim(one, part) == 0 && !await_others(one, seen)) {
+            std::uint64_t latest_ns = 0;
+            if (reclaim(one, part) == 0 &&
+                !await_others(one, seen, awaited::arrivals_too, latest_ns)) {
                 break;
             }
             one.pool.trim(0);
@@ -217,11 +235,17 @@ private:
         // acquire: pairs with the release in device_heap.
         frame_lender* lender = from.lender.load(std::memory_order_acquire);
         std::size_t won = lender != nullptr ? lender->give_back(wanted) : 0;
-        while (won < wanted) {
+        for (unsigned looks = 0; won < wanted;) {
             std::array<granule*, max_batch> victims;
-            const unsigned count = take_victims(from, wanted - won, victims);
+            bool was_locked = false;
+            const unsigned count = take_victims(from, wanted - won, victims, was_locked);
             if (count == 0) {
-                break;
+                // Of a small node one page may be all that there is: somebody looks at it, for a moment.
+                if (won > 0 || !was_locked || ++looks > most_looks) {
+                    break;
+                }
+                ::usleep(100);
+                continue;
             }
             const std::size_t more = free_victims(from, {victims.data(), count});
             if (more == 0) {
@@ -233,16 +257,23 @@ private:
         return won;
     }
     // The last victims may be in others' hands, which is no lack of frames. True: somebody has won some since `seen`
-    // was read, so look again. One that ends with nothing is no reason: two who see each other end would never stop.
-    static bool await_others(node& from, std::uint32_t seen) noexcept {
-        // Ours has ended. Others wait for nobody on this node: they lead to the host. How many end with nothing says
-        // nothing of one that is still at work. New ones may come as old ones end, so not for all of them for ever.
-        const auto latest = std::chrono::steady_clock::now() + patience;
-        do {
-            // acquire, both: pair with the releases in reclaim. One that has ended here has left `reclaims`, and one
-            // that has left `reclaims` is counted below if it won.
+    // was read, or a frame has arrived that may go, so look again. One that ends with nothing is no reason: two who see
+    // each other end would never stop. The first call says until when all of them may last.
+    static bool await_others(node& from, std::uint32_t seen, awaited whom,
+                             std::uint64_t& latest_ns) noexcept {
+        // Ours has ended. Others wait for nobody on this node: they lead to the host, or have a frame and bring it in.
+        // How many end with nothing says nothing of one that is still at work. New ones may come as old ones end, so
+        // not for all of them for ever.
+        if (latest_ns == 0) {
+            latest_ns = detail::monotonic_ns() + std::chrono::nanoseconds{patience}.count();
+        }
+        while (detail::monotonic_ns() < latest_ns) {
+            // acquire, all: pair with the releases in reclaim and note_arrival. One that has ended here has left
+            // `reclaims` or `coming`, and one that has left those is counted below if it won.
             const std::uint32_t ended = from.reclaims_ended.load(std::memory_order_acquire);
-            const bool are_others = from.reclaims.load(std::memory_order_acquire) != 0;
+            const bool are_others =
+                from.reclaims.load(std::memory_order_acquire) != 0 ||
+                (whom == awaited::arrivals_too && from.coming.load(std::memory_order_acquire) != 0);
             // acquire: as in obtain.
             if (from.reclaims_won.load(std::memory_order_acquire) != seen) {
                 return true;
@@ -250,19 +281,23 @@ private:
             if (!are_others) {
                 return false;
             }
-            detail::futex_wait(from.reclaims_ended, ended);
-        } while (std::chrono::steady_clock::now() < latest);
+            detail::futex_wait_until(from.reclaims_ended, ended, latest_ns);
+        }
         return false;
     }
 
-    unsigned take_victims(node& from, std::size_t wanted,
-                          std::array<granule*, max_batch>& victims) noexcept {
+    static constexpr unsigned most_looks = 50;
+
+    // `was_locked`: some page was passed by because its lock was held.
+    unsigned take_victims(node& from, std::size_t wanted, std::array<granule*, max_batch>& victims,
+                          bool& was_locked) noexcept {
         unsigned count = 0;
         std::size_t bytes = 0;
         while (count < max_batch && bytes < wanted) {
             granule* victim = from.active.pop_victim([&](frame_record& oldest) {
                 granule& page = *oldest.owner;
                 if (!page.lock.try_lock()) {
+                    was_locked = true;
                     return false;
                 }
                 const bool can_go = can_move_locked(page) && (!from.is_host || is_copy(page, from));
@@ -297,7 +332,8 @@ private:
                 won += drop_copies(*victim, from) ? bytes : 0;
                 continue;
             }
-            result<frame_record*> to = obtain_on_host(from, bytes);
+            result<frame_record*> to =
+                obtain_on_host(from, bytes, count > 0 ? awaited::reclaims : awaited::arrivals_too);
             if (!to) {
                 give_up(*victim, from);
                 continue;
