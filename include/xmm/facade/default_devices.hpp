@@ -236,12 +236,23 @@ private:
 
 #endif
 
+// Before a lock is taken under which default_driver is called: a vendor's driver takes the dynamic linker's as it
+// starts, and who holds that, a constructor of a library, may ask for the default space as well.
+inline void prepare_drivers([[maybe_unused]] device_kind wanted) noexcept {
+#if XMM_HAS_CUDA
+    if (wanted != device_kind::soft && conf::of_process().text("cuda", "vmm") != "off") {
+        cuda::driver::prepare();
+    }
+#endif
+}
+
 // The driver, kept by the process, of a space that names none.
 inline result<backend_ref> default_driver(device_kind wanted) noexcept {
     // Before any lock, which a thread of the parent's may have held.
     if (registry::is_forked_child()) {
         return fail(errc::forked, "a forked child cannot use its parent's devices");
     }
+    prepare_drivers(wanted);
 #if XMM_HAS_CUDA
     if (wanted != device_kind::soft) {
         result<backend_ref> found = registry::object<default_cuda_devices>().driver();
