@@ -3,8 +3,8 @@
 //
 // Model    All CUDA devices of the process, in the mode that XMM_CONF says (cuda:vmm or cuda:managed; cuda:off: none);
 //          without one, software XPUs as XMM_CONF describes them: soft_devices (1), soft_bytes (a quarter of the
-//          host's memory, at most 1 GiB), soft_link (bytes a second, 0 = unlimited). One driver a process, shared
-//          by all spaces and shared objects.
+//          host's memory, at most 1 GiB; 16 MiB or more), soft_link (bytes a second, 0 = unlimited). One driver a
+//          process, shared by all spaces and shared objects.
 // Threads  Any; made once.
 // Failure  In a forked child nothing is made. A CUDA driver that is there but cannot be used costs one line on stderr,
 //          then it is as if it were not. A failure of the software devices is not kept.
@@ -141,8 +141,9 @@ private:
         }
         constexpr std::size_t most = std::size_t{1} << 30;
         soft::device_options one;
-        one.bytes = set.bytes("soft_bytes", std::min(most, host_bytes / 4));
-        one.bytes = std::max(align_down(one.bytes, page_bytes), 8 * page_bytes);
+        constexpr std::size_t least = 8 * page_bytes;
+        one.bytes = set.bytes("soft_bytes", std::min(most, host_bytes / 4), least);
+        one.bytes = std::max(align_down(one.bytes, page_bytes), least);
         one.link_in_bytes_per_second = one.link_out_bytes_per_second = set.bytes("soft_link", 0);
         return std::vector<soft::device_options>(set.number("soft_devices", 1, 1, 8), one);
     }
