@@ -285,11 +285,11 @@ inline void extent_heap::try_begin_locked(extent& free, address begin, std::size
     const std::size_t slot_bytes = free.span->slot_bytes();
     const std::size_t missing = free.span->missing({begin, bytes});
     // A frame that was here before comes back for nothing, if it is to be had.
-    const std::size_t remembered =
+    const std::size_t known =
         missing == 0 ? 0 : std::min(missing, free.span->remembering({begin, bytes}));
     const std::size_t odd = slot_bytes < areas_[free.area].largest_slot ? odd_size_cost : 0;
     const std::size_t cost =
-        (missing - remembered) * (move_cost + (slot_bytes >> 20) + odd) + remembered * return_cost;
+        (missing - known) * (move_cost + (slot_bytes >> 20) + odd) + known * return_cost;
     if (cost < best.cost) {
         best = {&free, begin, cost};
     }
