@@ -8,6 +8,10 @@
 // Failure  A status with the driver's own code. What a device does not survive is device_lost.
 #pragma once
 
+#include <atomic>
+#include <memory>
+#include <new>
+
 #include <xmm/core/status.hpp>
 #include <xmm/os/dynamic_library.hpp>
 #include <xmm/os/registry.hpp>
@@ -53,9 +57,27 @@ public:
     static constexpr const char* registry_key = "levelzero_driver/1";
 
     // The process's loader; ask for its state before anything else.
-    static driver& instance() { return registry::object<driver>(); }
+    static driver& instance() {
+        prepare();
+        return registry::object<driver>();
+    }
 
-    driver() noexcept : state_{start()} {}
+    // Starts it, once, for instance(). The dynamic linker's lock is taken for that: a thread that has it, in the
+    // constructor of a library, may be waiting for a lock of ours or for an object of the registry. So who holds one
+    // of those while it asks for the instance calls this before.
+    static void prepare() noexcept { static_cast<void>(find_started()); }
+
+    driver() noexcept {
+        const driver* from = find_started();
+        if (registry::is_forked_child()) {
+            state_ = fail(errc::forked, "a forked child cannot start Level Zero");
+        } else if (from == nullptr) {
+            state_ = fail(errc::no_memory, "the host has no memory for a driver");
+        } else {
+            api_ = from->api_;
+            state_ = from->state_;
+        }
+    }
     driver(const driver&) = delete;
     driver& operator=(const driver&) = delete;
 
@@ -63,6 +85,23 @@ public:
     [[nodiscard]] status state() const noexcept { return state_; }
 
 private:
+    // Without a lock: several threads may start it at once, which does no harm. Null: no memory.
+    struct is_starting {};
+    explicit driver(is_starting) noexcept : state_{start()} {}
+    [[gnu::visibility("hidden")]] static const driver* find_started() noexcept {
+        // acquire: pairs with the release below.
+        const driver* known = started_.load(std::memory_order_acquire);
+        if (known != nullptr || registry::is_forked_child()) {
+            return known;
+        }
+        std::unique_ptr<driver> mine{new (std::nothrow) driver{is_starting{}}};
+        // release: it is complete before it is found. acquire: as above.
+        return mine != nullptr &&
+                       started_.compare_exchange_strong(
+                           known, mine.get(), std::memory_order_acq_rel, std::memory_order_acquire)
+                   ? mine.release()
+                   : known;
+    }
     status start() noexcept {
         if (registry::is_forked_child()) {
             return fail(errc::forked, "a forked child cannot start Level Zero");
@@ -90,6 +129,9 @@ private:
     }
 
     status state_;  // (C) once built
+
+    // Per shared object, as its code is; found there, it is copied to the process's one.
+    [[gnu::visibility("hidden")]] static inline std::atomic<const driver*> started_{nullptr};
 };
 
 }  // namespace xmm::levelzero

@@ -35,12 +35,7 @@ public:
         std::size_t reserve = std::clamp(bytes * 8, std::size_t{16} << 30, std::size_t{128} << 30);
         for (reserve = std::max(reserve, 2 * window_ * page_bytes); !map(reserve); reserve /= 2) {
             if (reserve / 2 < window_ * page_bytes) {
-                state_ =
-                    fail(errc::no_memory,
-                         errno == EFBIG ? "the node's memory is a file, longer than the limit on "
-                                          "this process's files (ulimit -f) allows"
-                                        : "no address space for the node's memory",
-                         errno);
+                state_ = fail(errc::no_memory, reason_of(errno), errno);
                 return;
             }
         }
@@ -125,16 +120,32 @@ public:
     }
 
 private:
+    static const char* reason_of(int error) noexcept {
+        switch (error) {
+            case EFBIG:
+                return "the node's memory is a file, longer than the limit on this process's files "
+                       "(ulimit -f) allows";
+            case EMFILE:
+                return "the node's memory is a file, and this process has no file descriptor left "
+                       "(ulimit -n)";
+            case ENFILE:
+                return "the node's memory is a file, and the system has no file descriptor left";
+            default: return "no address space for the node's memory";
+        }
+    }
     [[nodiscard]] bool map(std::size_t reserve) noexcept {
         if (file_ < 0) {
             file_ = ::memfd_create("xmm-soft", MFD_CLOEXEC);
+            if (file_ < 0) {
+                return false;
+            }
         }
         rlimit largest{};  // a longer file would be a signal rather than an error
         if (::getrlimit(RLIMIT_FSIZE, &largest) == 0 && largest.rlim_cur < reserve) {
             errno = EFBIG;
             return false;
         }
-        if (file_ < 0 || ::ftruncate(file_, static_cast<off_t>(reserve)) != 0) {
+        if (::ftruncate(file_, static_cast<off_t>(reserve)) != 0) {
             return false;
         }
         // Aligned by hand: page tables name a frame by the upper bits of its standing address.

@@ -69,6 +69,14 @@ TEST_CASE("conf: a malformed size keeps the default") {
     }
 }
 
+TEST_CASE("conf: a size below the least is raised to it, one that says nothing is the default") {
+    const std::size_t least = std::size_t{16} << 20;
+    CHECK(conf{"soft_bytes:0"}.bytes("soft_bytes", 77, least) == least);
+    CHECK(conf{"soft_bytes:16M"}.bytes("soft_bytes", 77, least) == least);
+    CHECK(conf{"soft_bytes:17M"}.bytes("soft_bytes", 77, least) == std::size_t{17} << 20);
+    CHECK(conf{"soft_bytes:many"}.bytes("soft_bytes", 77, least) == 77);
+}
+
 TEST_CASE("conf: a malformed or excessive number keeps the default") {
     for (const char* bad : {"", "x", "4x", "-4", "65", "0", "18446744073709551616"}) {
         const std::string text = std::string{"service_threads:"} + bad;
@@ -94,7 +102,10 @@ const child_case reads_environment{
         XMM_EXPECT(&conf::of_process() == &conf::of_process());
         XMM_EXPECT(!conf::of_process().flag("userfaultfd", true));
         XMM_EXPECT(conf::of_process().number("service_threads", 4) == 4);
-        XMM_EXPECT(conf::of_process().number("service_threads", 4) == 4);
+        XMM_EXPECT(conf::of_process().bytes("soft_bytes", std::size_t{1} << 30,
+                                            std::size_t{16} << 20) == std::size_t{16} << 20);
+        XMM_EXPECT(conf::of_process().bytes("soft_bytes", std::size_t{1} << 30,
+                                            std::size_t{16} << 20) == std::size_t{16} << 20);
         return 0;
     }};
 
@@ -111,11 +122,15 @@ std::size_t count_of(const std::string& text, const char* what) {
 TEST_CASE("conf: XMM_CONF is read, and each mistake is named once") {
     const auto end =
         run_child("conf environment",
-                  {"XMM_CONF=userfaultfd:off,colour:blue;service_threads:many,soft_devices=2"});
+                  {"XMM_CONF=userfaultfd:off,colour:blue;service_threads:many,soft_devices=2,"
+                   "soft_bytes:1M"});
     CAPTURE(end.errors);
     CHECK(end.exit_code == 0);
     CHECK(count_of(end.errors, "unknown key \"colour\"; known are userfaultfd") == 1);
     CHECK(count_of(end.errors,
                    "service_threads:many: expected a number from 0 to 18446744073709551615") == 1);
+    CHECK(count_of(end.errors,
+                   "soft_bytes:1M: expected bytes from 16M, as 32M or 2G; the least is taken") ==
+          1);
     CHECK(count_of(end.errors, "\"soft_devices=2\" is passed over: an entry is key:value") == 1);
 }

@@ -94,7 +94,12 @@ for scenario in object heap; do
     XMM_CONF=cuda:off,soft_devices:1 timeout 60 "$work/plugin_program" $scenario "$work/plugin.so" ||
         fail "a constructor that asks for what another thread makes ($scenario)"
 done
-echo "2 runs of a constructor that asks for what another thread makes"
+# With the devices that are looked for when none are named: that loads the driver's library, if it is there or not.
+for scenario in default_space new_space; do
+    XMM_CONF=soft_devices:1 timeout 60 "$work/plugin_program" $scenario "$work/plugin.so" ||
+        fail "a constructor that asks for a space that another thread makes ($scenario)"
+done
+echo "4 runs of a constructor that asks for what another thread makes"
 
 # Without a dynamic linker. The static C library may be missing; hwloc's usually is, and is not needed.
 if [ -z "$flags" ]; then

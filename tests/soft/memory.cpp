@@ -133,3 +133,19 @@ TEST_CASE(
     CHECK(refused.starts_with("no memory: "));
     CHECK(refused.find("ulimit -f") != std::string::npos);
 }
+
+TEST_CASE("memory: a process without file descriptors left is told so") {
+    const std::string refused = xmm::test::in_child([] {
+                                    rlimit most{};
+                                    ::getrlimit(RLIMIT_NOFILE, &most);
+                                    most.rlim_cur = 3;  // the standard ones
+                                    ::setrlimit(RLIMIT_NOFILE, &most);
+                                    while (::dup(1) >= 0) {
+                                    }
+                                    soft::node_memory memory{node_id{1}, 64_MiB, -1};
+                                    const status outcome = memory.create(page_bytes).error();
+                                    std::printf("%s: %s\n", name_of(outcome.code), outcome.why);
+                                }).text;
+    CHECK(refused.starts_with("no memory: "));
+    CHECK(refused.find("ulimit -n") != std::string::npos);
+}

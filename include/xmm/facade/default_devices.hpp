@@ -4,8 +4,8 @@
 // Model    All CUDA devices of the process, in the mode that XMM_CONF says (cuda:vmm or cuda:managed; cuda:off:
 //          none); without one, the devices of the first Level Zero driver on which pointers can be unified
 //          (levelzero:off: none); without those, software XPUs as XMM_CONF describes them: soft_devices (1), soft_bytes
-//          (a quarter of the host's memory, at most 1 GiB), soft_link (bytes a second, 0 = unlimited). One driver a
-//          process, shared by all spaces and shared objects.
+//          (a quarter of the host's memory, at most 1 GiB; 16 MiB or more), soft_link (bytes a second, 0 = unlimited).
+//          One driver a process, shared by all spaces and shared objects.
 // Threads  Any; made once.
 // Failure  In a forked child nothing is made. A driver that is there but cannot be used costs one line on stderr, then
 //          it is as if it were not. A failure of the software devices is not kept.
@@ -144,8 +144,9 @@ private:
         }
         constexpr std::size_t most = std::size_t{1} << 30;
         soft::device_options one;
-        one.bytes = set.bytes("soft_bytes", std::min(most, host_bytes / 4));
-        one.bytes = std::max(align_down(one.bytes, page_bytes), 8 * page_bytes);
+        constexpr std::size_t least = 8 * page_bytes;
+        one.bytes = set.bytes("soft_bytes", std::min(most, host_bytes / 4), least);
+        one.bytes = std::max(align_down(one.bytes, page_bytes), least);
         one.link_in_bytes_per_second = one.link_out_bytes_per_second = set.bytes("soft_link", 0);
         return std::vector<soft::device_options>(set.number("soft_devices", 1, 1, 8), one);
     }
@@ -311,12 +312,34 @@ private:
 
 #endif
 
+// Before a lock is taken under which default_driver is called: a vendor's driver takes the dynamic linker's as it
+// starts, and who holds that, a constructor of a library, may ask for the default space as well.
+inline void prepare_drivers([[maybe_unused]] device_kind wanted) noexcept {
+    [[maybe_unused]] const auto may_be = [&](device_kind one) {
+        return wanted == one || wanted == device_kind::best;
+    };
+#if XMM_HAS_CUDA
+    if (may_be(device_kind::cuda) && conf::of_process().text("cuda", "vmm") != "off") {
+        cuda::driver::prepare();
+        if (wanted == device_kind::best && cuda::driver::instance().state()) {
+            return;  // nobody needs another one
+        }
+    }
+#endif
+#if XMM_HAS_LEVELZERO
+    if (may_be(device_kind::levelzero) && conf::of_process().flag("levelzero", true)) {
+        levelzero::driver::prepare();
+    }
+#endif
+}
+
 // The driver, kept by the process, of a space that names none.
 inline result<backend_ref> default_driver(device_kind wanted) noexcept {
     // Before any lock, which a thread of the parent's may have held.
     if (registry::is_forked_child()) {
         return fail(errc::forked, "a forked child cannot use its parent's devices");
     }
+    prepare_drivers(wanted);
     const auto may_be = [&](device_kind one) {
         return wanted == one || wanted == device_kind::best;
     };

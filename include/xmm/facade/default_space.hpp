@@ -30,6 +30,7 @@ public:
         if (registry::is_forked_child()) {
             return fail(errc::forked, "this is a forked child: the devices are its parent's");
         }
+        prepare_drivers(device_kind::best);
         std::lock_guard guard{order_};
         space* made = made_.load(std::memory_order_relaxed);  // relaxed: written under the lock
         return made != nullptr ? result<space*>{made} : make_locked();

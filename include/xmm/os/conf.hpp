@@ -8,6 +8,7 @@
 //          default holds.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -43,7 +44,7 @@ public:
         conf_key{"check_launches",
                  "on|off: report work that no launch named while pages leave its device (off)"},
         conf_key{"soft_devices", "software XPUs where there is no device, 1 to 8 (1)"},
-        conf_key{"soft_bytes", "memory of each (a quarter of the host's, at most 1 GiB)"},
+        conf_key{"soft_bytes", "memory of each, from 16M (a quarter of the host's, at most 1 GiB)"},
         conf_key{"soft_link", "bytes a second of each one's link, each way; 0 is unlimited (0)"},
     };
 
@@ -64,8 +65,10 @@ public:
     [[nodiscard]] std::uint64_t number(std::string_view key, std::uint64_t otherwise,
                                        std::uint64_t least = 0,
                                        std::uint64_t most = UINT64_MAX) const noexcept;
-    // Decimal with an optional K, M, G or T (powers of 1024; "KiB" and "KB" mean the same).
-    [[nodiscard]] std::size_t bytes(std::string_view key, std::size_t otherwise) const noexcept;
+    // Decimal with an optional K, M, G or T (powers of 1024; "KiB" and "KB" mean the same). What is below `least`, whole
+    // MiB or none, is said and raised to it.
+    [[nodiscard]] std::size_t bytes(std::string_view key, std::size_t otherwise,
+                                    std::size_t least = 0) const noexcept;
 
 private:
     static constexpr std::size_t text_bytes = 4096;
@@ -95,14 +98,15 @@ private:
         return false;
     }
     void add(std::string_view one) noexcept;
-    static void warn_malformed(const entry& bad, const char* expected) noexcept {
+    static void warn_malformed(const entry& bad, const char* expected,
+                               const char* outcome = "the default is kept") noexcept {
         // relaxed: the flag only says who prints.
         if (bad.has_warned.exchange(true, std::memory_order_relaxed)) {
             return;
         }
-        std::fprintf(stderr, "xmm: XMM_CONF: %.*s:%.*s: expected %s; the default is kept\n",
+        std::fprintf(stderr, "xmm: XMM_CONF: %.*s:%.*s: expected %s; %s\n",
                      static_cast<int>(bad.key.size()), bad.key.data(),
-                     static_cast<int>(bad.value.size()), bad.value.data(), expected);
+                     static_cast<int>(bad.value.size()), bad.value.data(), expected, outcome);
     }
 
     char text_[text_bytes];  // the views of the entries point into it, so conf stays where it is
@@ -255,20 +259,30 @@ inline std::uint64_t conf::number(std::string_view key, std::uint64_t otherwise,
     return otherwise;
 }
 
-inline std::size_t conf::bytes(std::string_view key, std::size_t otherwise) const noexcept {
+inline std::size_t conf::bytes(std::string_view key, std::size_t otherwise,
+                               std::size_t least) const noexcept {
     const entry* found = find(key);
     if (found == nullptr) {
         return otherwise;
+    }
+    char expected[64] = "bytes, as 65536, 64K, 2M or 1G";
+    if (least > 0) {
+        std::snprintf(expected, sizeof expected, "bytes from %zuM, as %zuM or 2G", least >> 20,
+                      least >> 19);
     }
     std::string_view rest = found->value;
     std::uint64_t value = 0;
     if (detail::take_number(rest, value)) {
         const int shift = detail::shift_of(detail::trim(rest));
         if (shift >= 0 && value <= (SIZE_MAX >> shift)) {
-            return static_cast<std::size_t>(value) << shift;
+            const std::size_t wanted = static_cast<std::size_t>(value) << shift;
+            if (wanted < least) {
+                warn_malformed(*found, expected, "the least is taken");
+            }
+            return std::max(wanted, least);
         }
     }
-    warn_malformed(*found, "bytes, as 65536, 64K, 2M or 1G");
+    warn_malformed(*found, expected);
     return otherwise;
 }
 

@@ -187,7 +187,9 @@ public:
     // inline code of theirs (nodes, ledgers, a driver's queues) has no key of its own: when the layout of that changes,
     // XMM_VERSION_MINOR is raised, which is part of every key. Every shared object that asks for T stays loaded: it may
     // leave code of its own in there. Concurrent first calls build once. Aborts if this name has another size, or is of
-    // another version or standard library.
+    // another version or standard library: who asks says so by the code that it runs. Of shared objects that show their
+    // inline functions to one lookup scope, all run the first one's, and no difference is seen; hidden visibility, of
+    // inline functions at least, prevents that.
     template <class T>
     [[gnu::visibility("hidden")]] static T& object() {
         static_assert(std::is_default_constructible_v<T>);
