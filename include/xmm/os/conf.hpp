@@ -65,8 +65,8 @@ public:
     [[nodiscard]] std::uint64_t number(std::string_view key, std::uint64_t otherwise,
                                        std::uint64_t least = 0,
                                        std::uint64_t most = UINT64_MAX) const noexcept;
-    // Decimal with an optional K, M, G or T (powers of 1024; "KiB" and "KB" mean the same). What is below `least`, whole
-    // MiB or none, is said and raised to it.
+    // Decimal with an optional K, M, G or T (powers of 1024; "KiB" and "KB" mean the same). What is below `least`,
+    // whole MiB or none, is said and raised to it.
     [[nodiscard]] std::size_t bytes(std::string_view key, std::size_t otherwise,
                                     std::size_t least = 0) const noexcept;
 

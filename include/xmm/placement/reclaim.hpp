@@ -159,9 +159,12 @@ public:
             from.reclaims_won.fetch_add(1, std::memory_order_release);
         }
         // release, both: pair with the acquires in await_others, where each is read before the one above it.
-        from.reclaims.fetch_sub(1, std::memory_order_release);
-        from.reclaims_ended.fetch_add(1, std::memory_order_release);
-        detail::futex_wake(from.reclaims_ended, INT32_MAX);
+        // Who waits for others that are at work still need not look at one that won nothing.
+        const bool was_last = from.reclaims.fetch_sub(1, std::memory_order_release) == 1;
+        if (won > 0 || was_last) {
+            from.reclaims_ended.fetch_add(1, std::memory_order_release);
+            detail::futex_wake_all(from.reclaims_ended);
+        }
         return won;
     }
 
