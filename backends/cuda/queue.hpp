@@ -189,13 +189,12 @@ private:
 
     // Keeps an event as it is while it is looked at; none if the ticket is reached or was never given.
     struct pin {
-        queue& of;
         event* const held;
 
-        pin(queue& owner, std::uint64_t value) noexcept : of{owner}, held{owner.ring_.pin(value)} {}
+        pin(queue& owner, std::uint64_t value) noexcept : held{owner.ring_.pin(value)} {}
         ~pin() {
             if (held != nullptr) {
-                of.events_->drop_need(*held);
+                event_stock::drop_need(*held);
             }
         }
         pin(const pin&) = delete;

@@ -501,15 +501,6 @@ private:
         return i == devices_.size() ? pmap::accessor{}
                                     : pmap::accessor{devices_[i].get(), static_cast<unsigned>(i)};
     }
-    [[nodiscard]] node_id nearest_host(const device& one) const noexcept {
-        const int numa = one.host_numa();
-        for (std::size_t i = 0; i < host_numa_.size(); ++i) {
-            if (host_numa_[i] == numa) {
-                return memories_[i]->node();
-            }
-        }
-        return memories_[0]->node();
-    }
     // Once the errands before it are done. With all slots taken the addresses are lost.
     void release_later(va_range range) noexcept {
         late_release* const one = with(lock_, [&]() -> late_release* {

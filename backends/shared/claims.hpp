@@ -5,9 +5,9 @@
 // Failure  add() needs the host's memory.
 #pragma once
 
+#include <map>
 #include <mutex>
 #include <new>
-#include <vector>
 
 #include <xmm/core/config.hpp>
 #include <xmm/core/lock.hpp>
@@ -21,7 +21,7 @@ public:
     [[nodiscard]] status add(va_range given, va_range reserved) noexcept {
         std::lock_guard hold{lock_};
         try {
-            all_.push_back({given, reserved});
+            all_.emplace(given.begin, claim{given, reserved});
             return {};
         } catch (const std::bad_alloc&) {
             return fail(errc::no_memory, "the host has no memory for a range's record");
@@ -30,16 +30,14 @@ public:
     // What was reserved for it.
     [[nodiscard]] va_range remove(va_range given) noexcept {
         std::lock_guard hold{lock_};
-        for (claim& one : all_) {
-            if (one.given == given) {
-                const va_range reserved = one.reserved;
-                one = all_.back();
-                all_.pop_back();
-                return reserved;
-            }
+        const auto found = all_.find(given.begin);
+        if (found == all_.end() || !(found->second.given == given)) {
+            XMM_ASSERT(false, "released a range that was never claimed");
+            return {};
         }
-        XMM_ASSERT(false, "released a range that was never claimed");
-        return {};
+        const va_range reserved = found->second.reserved;
+        all_.erase(found);
+        return reserved;
     }
 
 private:
@@ -49,7 +47,7 @@ private:
     };
 
     ranked_mutex<lock_rank::backend_queue> lock_;
-    std::vector<claim> all_;  // under lock_
+    std::map<address, claim> all_;  // by where they begin; under lock_
 };
 
 }  // namespace xmm::shared

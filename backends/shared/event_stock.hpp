@@ -28,7 +28,8 @@ public:
         typename Source::handle handle{};
         std::atomic<unsigned> needs{0};
         std::atomic<bool> is_spoilt{false};
-        event* next = nullptr;  // among the free ones, under the stock's lock
+        event_stock* of = nullptr;  // constant
+        event* next = nullptr;      // among the free ones, under the stock's lock
     };
 
     explicit event_stock(Source from) noexcept : from_{from} {}
@@ -45,21 +46,20 @@ public:
 
     // Not signalled, and needed once.
     [[nodiscard]] result<event*> take() noexcept {
-        for (int tries = 0; tries < 2; ++tries) {
-            event* one = with(lock_, [&] {
-                event* first = free_.load(std::memory_order_relaxed);
-                free_.store(first == nullptr ? nullptr : first->next, std::memory_order_relaxed);
-                return first;
-            });
-            if (one != nullptr) {
-                one->needs.store(1, std::memory_order_relaxed);  // nobody else has it yet
-                return one;
+        event* one = with(lock_, [&] {
+            event* first = free_.load(std::memory_order_relaxed);
+            free_.store(first == nullptr ? nullptr : first->next, std::memory_order_relaxed);
+            return first;
+        });
+        if (one == nullptr) {
+            const result<event*> made = grow();
+            if (!made) {
+                return made.error();
             }
-            if (const status grown = grow(); !grown) {
-                return grown;
-            }
+            one = *made;
         }
-        return fail(errc::no_memory, "others took all events");
+        one->needs.store(1, std::memory_order_relaxed);  // nobody else has it yet
+        return one;
     }
     // relaxed: a hint, by the time it is read.
     [[nodiscard]] bool has_free() const noexcept {
@@ -70,13 +70,14 @@ public:
         one.needs.fetch_add(1, std::memory_order_relaxed);  // the count alone: see drop_need
     }
     // It is signalled, or spoilt, or was never given to the driver.
-    void drop_need(event& one) noexcept {
+    static void drop_need(event& one) noexcept {
+        event_stock& home = *one.of;
         // acq_rel: the last one resets it after all others are done with it.
         if (one.needs.fetch_sub(1, std::memory_order_acq_rel) != 1 ||
-            one.is_spoilt.load(std::memory_order_relaxed) || !from_.reset(one.handle)) {
+            one.is_spoilt.load(std::memory_order_relaxed) || !home.from_.reset(one.handle)) {
             return;  // what is not lent again lies in its chunk until the end
         }
-        with(lock_, [&] { add_locked(one); });
+        with(home.lock_, [&] { home.add_locked(one); });
     }
     static void spoil(event& one) noexcept {
         one.is_spoilt.store(true, std::memory_order_relaxed);  // published by the count
@@ -89,7 +90,8 @@ private:
         chunk* next = nullptr;
     };
 
-    [[nodiscard]] status grow() noexcept {
+    // Answers the first of the new ones; the others are free.
+    [[nodiscard]] result<event*> grow() noexcept {
         std::unique_ptr<chunk> made{new (std::nothrow) chunk};
         if (made == nullptr) {
             return fail(errc::no_memory, "the host has no memory for events");
@@ -108,12 +110,15 @@ private:
         chunk* all = made.release();
         with(lock_, [&] {
             for (event& one : all->events) {
-                add_locked(one);
+                one.of = this;
+                if (&one != &all->events[0]) {
+                    add_locked(one);
+                }
             }
             all->next = chunks_;
             chunks_ = all;
         });
-        return {};
+        return &all->events[0];
     }
     // relaxed: under the lock, but for the hint.
     void add_locked(event& one) noexcept {

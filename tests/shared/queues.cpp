@@ -5,6 +5,7 @@
 #include "../../backends/shared/queue_slots.hpp"
 #include "../../backends/shared/ticket_ring.hpp"
 
+#include <atomic>
 #include <set>
 #include <thread>
 #include <vector>
@@ -53,6 +54,20 @@ struct fake_events {
     bool reset(handle) const noexcept { return ++of->resets != 0; }
     bool destroy(handle) const noexcept { return of->alive-- != 0; }
     void end(batch&) const noexcept { --of->batches; }
+};
+// One at a time, as CUDA's are made.
+struct one_each {
+    using handle = int;
+    struct batch {};
+    static constexpr unsigned batch_count = 1;
+    status begin(batch&) const noexcept { return {}; }
+    status make(batch&, unsigned, handle& made) const noexcept {
+        made = 1;
+        return {};
+    }
+    bool reset(handle) const noexcept { return true; }
+    bool destroy(handle) const noexcept { return true; }
+    void end(batch&) const noexcept {}
 };
 using stock = shared::event_stock<fake_events>;
 constexpr std::size_t ring_count = 8;
@@ -105,6 +120,37 @@ TEST_CASE("slots: 256 queues, and the id of one that is gone names no other") {
     seen = 0;
     slots.for_each([&](fake_queue&) { ++seen; });
     CHECK(seen == 0);
+}
+
+TEST_CASE("events: who makes one gets one, whatever others take meanwhile") {
+    using small_stock = shared::event_stock<one_each>;
+    small_stock events{one_each{}};
+    std::atomic<int> refused{0};
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+        threads.emplace_back([&] {
+            std::vector<small_stock::event*> held;
+            for (int i = 0; i < 20'000; ++i) {
+                if (auto got = events.take()) {
+                    held.push_back(*got);
+                } else {
+                    ++refused;
+                }
+                // Few free ones at any time.
+                if (i % 8 == 7) {
+                    small_stock::drop_need(*held.back());
+                    held.pop_back();
+                }
+            }
+            for (small_stock::event* one : held) {
+                small_stock::drop_need(*one);
+            }
+        });
+    }
+    for (std::thread& one : threads) {
+        one.join();
+    }
+    CHECK(refused == 0);
 }
 
 TEST_CASE("events come in batches, are lent again when nobody needs them, and all go") {

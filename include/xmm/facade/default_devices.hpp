@@ -322,7 +322,7 @@ inline void prepare_drivers([[maybe_unused]] device_kind wanted) noexcept {
     if (may_be(device_kind::cuda) && conf::of_process().text("cuda", "vmm") != "off") {
         cuda::driver::prepare();
         if (wanted == device_kind::best && cuda::driver::instance().state()) {
-            return;  // nobody needs another one
+            return;  // as a rule nobody needs another one; where they do, it starts under that lock
         }
     }
 #endif

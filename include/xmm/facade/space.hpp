@@ -67,8 +67,8 @@ public:
         if (status alive = state_->check_alive(); !alive) {
             return alive;
         }
-        detail::
-            keep_this_object();  // the driver's functions are its own; before the lock: see there
+        // The driver's functions are this object's own. Before the lock: see there.
+        detail::keep_this_object();
         std::lock_guard guard{state_->attach_order};
         return state_->engine.attach_devices(backend_ref{driver});
     }

@@ -6,11 +6,12 @@
 //          Peaks of frames are exact. For those of blocks each stripe answers for so many active bytes, and
 //          asks for more when it is past them by 1 MiB; when all together answer for more than the highest peak,
 //          a new peak is looked at, and if there is none, those that asked share what is left up to the highest.
-//          So a block of 1 MiB and more is never missed, and what smaller ones add between two looks may be, below
-//          1 MiB a stripe; and threads that go up and down below what they had together share next to nothing. A
-//          stripe is seen as it was at one moment, all of them at moments close by: a block that one thread
-//          allocates and another one frees in between may be counted or missed. Cached small blocks are
-//          counted by class, outside of that moment: of one thread's, the latest may be missed.
+//          So a block of 1 MiB and more is not missed, but where its thread counts it at the very moment at which
+//          another one looks; and what smaller ones add between two looks may be, below 1 MiB a stripe. Threads that
+//          go up and down below what they had together share next to nothing. A stripe is seen as it was at one
+//          moment, all of them at moments close by: a block that one thread allocates and another one frees in
+//          between may be counted or missed. Cached small blocks are counted by class, outside of that moment: of
+//          one thread's, the latest may be missed.
 // Threads  Any; a stripe belongs to one thread at a time. One lock (rank leaf) guards the list of
 //          stripes, the frames and the peaks.
 // Failure  try_attach answers null without memory; on_shared serves a thread that has no stripe.
