@@ -32,7 +32,7 @@ fi
 [ -n "$clang" ] || clang=$gcc
 
 libraries=$(pkg-config --libs hwloc 2>/dev/null || echo -lhwloc)
-options="-std=c++20 -O1 -g -Wall -Wextra -Wpedantic -Werror -fvisibility=hidden -fvisibility-inlines-hidden -pthread"
+options="-std=c++20 -O1 -Wall -Wextra -Wpedantic -Werror -fvisibility=hidden -fvisibility-inlines-hidden -pthread"
 fail() { echo "FAILED: $*"; exit 1; }
 build() {  # compiler, output, source, extra
     # shellcheck disable=SC2086  # options are words

@@ -16,4 +16,17 @@ inline constexpr bool has_sanitizer = false;
 inline constexpr bool has_sanitizer = false;
 #endif
 
+// Twenty times as slow: what is repeated is repeated less.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool has_thread_sanitizer = true;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+inline constexpr bool has_thread_sanitizer = true;
+#else
+inline constexpr bool has_thread_sanitizer = false;
+#endif
+#else
+inline constexpr bool has_thread_sanitizer = false;
+#endif
+
 }  // namespace xmm::test
