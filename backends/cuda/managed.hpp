@@ -159,6 +159,8 @@ public:
                     return told && is_host ? tell_devices(all, CU_MEM_ADVISE_SET_ACCESSED_BY)
                                            : told;
                 }
+                case driver_advice::mapped_in_place:
+                    return tell_devices(all, CU_MEM_ADVISE_SET_ACCESSED_BY);
                 case driver_advice::unset_preferred: {
                     const status told = tell(all, CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION, nowhere);
                     return told ? tell_devices(all, CU_MEM_ADVISE_UNSET_ACCESSED_BY) : told;

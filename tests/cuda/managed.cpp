@@ -569,11 +569,11 @@ TEST_CASE(
     CHECK(r.held() == 0);
     CHECK(r.count("bytes to host") == carried);
     CHECK(r.told<int>(CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, data, 4_MiB) == 0);
-    CHECK(prefers_host());
     CHECK(data[1] == 6);
     // A reader without room makes none either.
     REQUIRE(r.load(line, data + 1, seen));
     CHECK(seen == 6);
+    CHECK(prefers_host());  // the launch needed it so
     CHECK(r.held() == 0);
     // A writer ends them and has the page alone.
     CHECK(r.of.set_budget(r.device, 32_MiB));
@@ -589,6 +589,53 @@ TEST_CASE(
     CHECK(r.of.usage(r.device)->used == r.held() + (r.soft ? 0 : 2_MiB));
     CHECK(r.of.is_valid());
     REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE("managed: what lost its copies is mapped in place again, by a launch or in time") {
+    if (has_no_managed()) {
+        return;
+    }
+    managed_rig r;
+    using cuda::CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY;
+    constexpr std::size_t bytes = 8_MiB;
+    std::uint64_t* data = r.map(bytes, {.granule_bytes = 2_MiB, .is_read_mostly = true});
+    std::uint64_t* other = r.map(bytes, {.granule_bytes = 2_MiB});
+    std::iota(data, data + bytes / 8, std::uint64_t{7});
+    const auto lose_copies = [&] {
+        REQUIRE(r.of.advise(r.device, data, bytes, advice::will_need));
+        CHECK(r.told<int>(cuda::CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, data, bytes) == 1);
+        REQUIRE(r.of.set_budget(r.device, 0));
+        CHECK(r.told<int>(cuda::CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, data, bytes) == 0);
+        REQUIRE(r.of.set_budget(r.device, 32_MiB));
+    };
+    const int card = r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, other, bytes);
+    CHECK(card >= 0);
+    queue line = r.make_queue();
+    SUBCASE("a launch that names it") {
+        lose_copies();
+        auto point = launch(line, {reads(data, bytes)}, [&](cuda_stream&) {
+            CHECK(r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, data, bytes) == card);
+        });
+        REQUIRE(point);
+        CHECK(line.wait(*point));
+    }
+    SUBCASE("nobody asks for it") {
+        lose_copies();
+        const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds{10};
+        while (r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, data, bytes) != card &&
+               std::chrono::steady_clock::now() < latest) {
+            std::this_thread::sleep_for(std::chrono::milliseconds{5});
+        }
+        CHECK(r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, data, bytes) == card);
+    }
+    SUBCASE("its region goes, a neighbour's stays") {
+        lose_copies();
+        CHECK(r.of.unmap(other));
+    }
+    for (std::size_t i = 0; i < bytes / 8; i += 1000) {
+        REQUIRE(data[i] == i + 7);
+    }
+    CHECK(r.of.unmap(data));
 }
 
 TEST_CASE("managed: two devices, copies on both, a page that goes from one to the other") {

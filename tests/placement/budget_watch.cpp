@@ -268,7 +268,7 @@ TEST_CASE("budget: where a thread's record cannot be had it is as where the thre
 
     shared_rig watched;
     auto& state = watched.of().state();
-    budget_watch second{state.core, state.engine.frames};
+    budget_watch second{state.core, state.engine.moves, state.engine.frames};
     is_out_of_memory = true;
     second.start();
     is_out_of_memory = false;

@@ -89,7 +89,8 @@ enum class driver_advice : std::uint8_t {
     read_mostly,
     unset_read_mostly,
     preferred,
-    unset_preferred
+    unset_preferred,
+    mapped_in_place,  // every device maps a host's pages where they are; `preferred` to a host says so, too
 };
 
 template <class B>

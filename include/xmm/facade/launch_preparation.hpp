@@ -52,6 +52,7 @@ public:
             }
             ++whole_;
             part_ = {};
+            state_.engine.moves.map_in_place(one.range);  // what stays on the host is used there
         }
         return {};
     }

@@ -4,7 +4,8 @@
 // Model    A device's ledger has as its capacity what we hold and what is free, less a headroom, so that libraries and
 //          other processes find memory before anything of theirs or ours fails; where they took so much that we hold
 //          more than that, pages are demoted and idle frames of heaps given back. Only devices that are to keep a
-//          headroom, and whose driver can tell, are watched; without one there is no thread.
+//          headroom, and whose driver can tell, are watched; without one there is no thread. It also tells a driver
+//          that owns the pages to map those that lost their mappings as frames were won.
 // Threads  One of its own. measure() from any.
 // Failure  A driver that does not answer, or frames that come and go without pause, leave the capacity as it was.
 //          Pinned and used pages may keep a node above its limit until the next look. Where no thread is to be had
@@ -30,8 +31,8 @@ class budget_watch {
 public:
     static constexpr std::chrono::milliseconds period{100};
 
-    budget_watch(address_space& space, reclaimer& frames) noexcept
-        : space_{space}, frames_{frames} {}
+    budget_watch(address_space& space, mover& moves, reclaimer& frames) noexcept
+        : space_{space}, moves_{moves}, frames_{frames} {}
     budget_watch(const budget_watch&) = delete;
     budget_watch& operator=(const budget_watch&) = delete;
     ~budget_watch() { stop(); }
@@ -115,6 +116,7 @@ private:
         while (!bell_.wait_for(lock, period,
                                [&] { return is_stopping_.load(std::memory_order_relaxed); })) {
             lock.unlock();
+            moves_.map_in_place();
             for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
                 node& one = space_.at_slot(slot);
                 if (measure(one) && one.book->used() > one.book->limit()) {
@@ -126,6 +128,7 @@ private:
     }
 
     address_space& space_;
+    mover& moves_;
     reclaimer& frames_;
     std::mutex lock_;  // held where is_stopping_ is set, so that the bell is heard
     std::condition_variable bell_;

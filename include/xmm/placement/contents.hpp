@@ -84,7 +84,9 @@ public:
         }
         std::array<result_ticket, max_batch> points;
         for (unsigned i = 0; i < lane_count; ++i) {
-            if (is_quiet && !all[i].is_fill && all[i].placed_on == nullptr) {
+            if (all[i].placed_on != nullptr && all[i].placed_on->is_host) {
+                place_out(all[i], is_quiet);
+            } else if (is_quiet && !all[i].is_fill && all[i].placed_on == nullptr) {
                 copy_quietly(all[i]);
             } else {
                 points[i] = submit(all[i], is_quiet ? all[i].quiet : all[i].urgent);
@@ -135,7 +137,8 @@ private:
         queue_id urgent;
         queue_id quiet;
         bool is_fill = false;
-        bool is_copied = false;  // placed beside the host's page, which must be there first
+        bool has_copies = false;  // where the driver is to keep the old page, too
+        bool is_copied = false;   // placed beside the host's page, which must be there first
         unsigned count = 0;
         std::array<piece, max_batch> pieces;
         std::array<page_move*, max_batch> owners;
@@ -225,20 +228,13 @@ private:
         if (carrier == nullptr) {
             return;  // from host to host, and no device is left: the page stays on either
         }
-        if (one.keeps_copy) {
-            // For as long as there are copies: else the driver would make some of its own.
-            one.outcome =
-                target.driver.advise({&one.moved->va, 1}, driver_advice::read_mostly, target.id);
-            if (!one.outcome) {
-                return;
-            }
-        }
         // In transit: nobody else changes the state.
         const bool is_copied =
             one.keeps_copy && !target.is_host && one.moved->current() != residency::duplicated;
         unsigned i = 0;
-        while (i < lane_count && !(all[i].at == carrier && all[i].placed_on == &target &&
-                                   all[i].is_copied == is_copied)) {
+        while (i < lane_count &&
+               !(all[i].at == carrier && all[i].placed_on == &target &&
+                 all[i].has_copies == one.keeps_copy && all[i].is_copied == is_copied)) {
             ++i;
         }
         lane& chosen = all[i];
@@ -246,6 +242,7 @@ private:
             ++lane_count;
             chosen.at = carrier;
             chosen.placed_on = &target;
+            chosen.has_copies = one.keeps_copy;
             chosen.is_copied = is_copied;
             chosen.urgent = carrier->queues[is_out ? node::urgent_out : node::urgent_in];
             chosen.quiet = carrier->queues[is_out ? node::quiet_out : node::quiet_in];
@@ -281,6 +278,15 @@ private:
                 ranges[i] = one.pieces[i].to;
             }
             const std::span<const va_range> all{ranges.data(), one.count};
+            if (one.has_copies) {
+                // For as long as there are copies: else the driver would make some of its own.
+                const status told =
+                    one.at->driver.advise(all, driver_advice::read_mostly, one.placed_on->id);
+                if (!told) {
+                    settle(one, told);
+                    return {};
+                }
+            }
             // Else the only copy would be the device's, and stay there once copies end.
             if (one.is_copied) {
                 const node_id host = space_.host_near(*one.placed_on).id;
@@ -294,6 +300,22 @@ private:
                                       : one.at->driver.place(queue, all, one.placed_on->id));
         }
         return submitted(one, one.at->driver.memcpy(queue, {one.pieces.data(), one.count}));
+    }
+    // One mover at a time: a driver that is told by several threads to bring pages out of a device is slower by a
+    // third, and stretches of a few tens of MiB are what it does fastest (measured: docs/results/h200.md).
+    void place_out(lane& one, bool is_quiet) noexcept {
+        detail::futex_word& turn = turn_of(one);
+        std::uint32_t nobody = 0;
+        // acquire, and release in give_turn: a pair, though nothing but the turn hangs on it.
+        while (!turn.compare_exchange_strong(nobody, 1, std::memory_order_acquire)) {
+            detail::futex_wait_until(turn, 1, detail::monotonic_ns() + 200'000);
+            nobody = 0;
+        }
+        const result_ticket under_way = submit(one, is_quiet ? one.quiet : one.urgent);
+        if (under_way.is_pending) {
+            settle(one, one.at->driver.wait(under_way.point));
+        }
+        give_turn(one);
     }
     result_ticket submitted(lane& one, result<ticket>&& point) noexcept {
         if (!point) {

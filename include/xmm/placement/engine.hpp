@@ -33,7 +33,7 @@ public:
           hints{space, moves, frames, early},
           copies{space, moves, frames},
           releases{space, moves},
-          budgets{space, frames},
+          budgets{space, moves, frames},
           space_{space} {}
     placement_engine(const placement_engine&) = delete;
     placement_engine& operator=(const placement_engine&) = delete;

@@ -151,7 +151,8 @@ private:
                 return false;
             }
             ++job.workers_;
-            const std::size_t most = stretch_bytes(space_.limit_of(job.where_));
+            const std::size_t most =
+                stretch_bytes(space_.limit_of(job.where_), is_steered(job.to_));
             while (count < max_batch && there_count < max_batch && bytes < most &&
                    !job.is_taken_locked()) {
                 granule* placed = nullptr;
@@ -179,8 +180,9 @@ private:
         job.changed_.notify_all();
         return true;
     }
-    static std::size_t stretch_bytes(std::size_t limit) noexcept {
-        constexpr std::size_t most = std::size_t{8} << 20;
+    // A driver that owns the pages yields the link to nobody, and is told of many at once.
+    static std::size_t stretch_bytes(std::size_t limit, bool is_steered) noexcept {
+        const std::size_t most = std::size_t{is_steered ? 256u : 8u} << 20;
         // At least one granule is tried, whatever the budget: a job that looks at none never ends.
         return std::clamp<std::size_t>(limit / (8 * worker_count), 1, most);
     }

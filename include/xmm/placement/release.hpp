@@ -20,6 +20,7 @@ public:
     // `leaving` was claimed for unmap by this thread.
     status release(region& leaving) noexcept {
         frame_list stand_ins;
+        moves_.forget_mappings(leaving.va);
         // The second round finds neighbours cleared, with which a hole can merge. As a whole the region parts none of
         // its mappings.
         status outcome = release_pages(leaving, stand_ins);

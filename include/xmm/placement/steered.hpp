@@ -5,19 +5,67 @@
 //          was placed last; a mapping, that the accessor was brought to it. The CPU reaches such a page at any time
 //          and unseen: what it has touched since is somewhere, until the page is named or placed again, which costs
 //          little if it is there still. So a device's ledger counts at least what we have placed there.
+//          A device's mappings of a host's pages end with its copies of them. To tell the driver to map them again
+//          takes as long as a copy would, and who wins frames has no use for it: that comes later, see later_mappings.
 //          Where no driver owns pages, each of these does nothing, or answers so.
-// Threads  As page_parts.hpp; place_again and forget take the page locks themselves.
+// Threads  As page_parts.hpp; place_again, forget and map_in_place take the locks that they need themselves.
 // Failure  As the driver's advice: what it refused is as before.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <span>
 
 #include <xmm/placement/contents.hpp>
 #include <xmm/placement/page_parts.hpp>
 
 namespace xmm {
+
+// Stretches of a driver's pages on hosts that devices do not map. Bounded: what finds no room is mapped at once.
+class later_mappings {
+public:
+    // False: no room.
+    [[nodiscard]] bool add(va_range next) noexcept {
+        std::lock_guard guard{lock_};
+        for (unsigned i = 0; i < count_; ++i) {
+            va_range& one = stretches_[i];
+            if (one.end() == next.begin || next.end() == one.begin) {
+                one = {std::min(one.begin, next.begin), one.bytes + next.bytes};
+                return true;
+            }
+        }
+        if (count_ == stretches_.size()) {
+            return false;
+        }
+        stretches_[count_++] = next;
+        // relaxed, here and below: a hint; whoever finds some takes them under the lock.
+        has_some_.store(true, std::memory_order_relaxed);
+        return true;
+    }
+    // One that overlaps the range, whole, and no longer among these; empty: there is none.
+    [[nodiscard]] va_range take(va_range within) noexcept {
+        if (!has_some_.load(std::memory_order_relaxed)) {
+            return {};
+        }
+        std::lock_guard guard{lock_};
+        for (unsigned i = 0; i < count_; ++i) {
+            if (stretches_[i].overlaps(within)) {
+                const va_range found = stretches_[i];
+                stretches_[i] = stretches_[--count_];
+                has_some_.store(count_ != 0, std::memory_order_relaxed);
+                return found;
+            }
+        }
+        return {};
+    }
+
+private:
+    ranked_mutex<lock_rank::leaf> lock_;
+    std::array<va_range, 64> stretches_{};  // guarded by lock_
+    unsigned count_ = 0;                    // guarded by lock_
+    std::atomic<bool> has_some_{false};     // (A)
+};
 
 class steered_pages : public page_parts {
 public:
@@ -80,6 +128,25 @@ public:
         one.end_transit_locked();
         return gone;
     }
+    // What lost its mappings with its copies and overlaps the range gets them again: as a launch is about to need them,
+    // or somebody has the time. A refusal costs time alone: each page is mapped when a kernel comes upon it.
+    void map_in_place(va_range within) noexcept {
+        for (va_range one = later_.take(within); !one.is_empty(); one = later_.take(within)) {
+            map_now(one);
+        }
+    }
+    void map_in_place() noexcept { map_in_place({0, SIZE_MAX}); }
+    // A region's pages are nobody's from now on; those of its neighbours stay.
+    void forget_mappings(va_range leaving) noexcept {
+        for (va_range one = later_.take(leaving); !one.is_empty(); one = later_.take(leaving)) {
+            if (one.begin < leaving.begin) {
+                map_later({one.begin, leaving.begin - one.begin});
+            }
+            if (leaving.end() < one.end()) {
+                map_later({leaving.end(), one.end() - leaving.end()});
+            }
+        }
+    }
     // Pages of a driver's: where a region's will stay, and devices reach them, unless we place them.
     status keep_on_host(va_range range, const node& host) noexcept {
         return is_steered(host) ? host.driver.advise({&range, 1}, driver_advice::preferred, host.id)
@@ -116,11 +183,23 @@ protected:
         }
         const status told =
             host.driver.advise({&one.va, 1}, driver_advice::unset_read_mostly, host.id);
-        // The devices' mappings of the host's page went with their copies.
-        return told ? keep_on_host(one.va, host) : told;
+        if (told) {
+            map_later(one.va);
+        }
+        return told;
+    }
+    void map_later(va_range one) noexcept {
+        if (!later_.add(one)) {
+            map_now(one);
+        }
+    }
+    void map_now(va_range one) noexcept {
+        node& host = space_.at_slot(cpu_accessor);
+        static_cast<void>(host.driver.advise({&one, 1}, driver_advice::mapped_in_place, host.id));
     }
 
     contents contents_;
+    later_mappings later_;
 };
 
 }  // namespace xmm
