@@ -22,7 +22,8 @@ void must(xmm::status outcome, const char* what) {
 }  // namespace
 
 int main() {
-    xmm::space& space = xmm::default_space();
+    // A space with software devices, whatever else is here: the kernel below is a C++ function.
+    xmm::space space = xmm::space::create({.devices = xmm::device_kind::soft}).value();
     const xmm::node_id device = space.devices().at(0);
     constexpr std::size_t bytes = 8_MiB;
 
@@ -37,7 +38,7 @@ int main() {
         return 1;
     }
 
-    auto* data = static_cast<unsigned char*>(xmm::gmmap(bytes).value());
+    auto* data = static_cast<unsigned char*>(space.map(bytes).value());
     {
         // While this lives the pages are on the host and stay there: the kernel may write into them.
         auto access = space.access_on_host(data, bytes);
@@ -47,9 +48,9 @@ int main() {
             return 1;
         }
     }
-    must(xmm::gmadvise(device, data, bytes, xmm::advice::will_need), "will_need");
+    must(space.advise(device, data, bytes, xmm::advice::will_need), "will_need");
 
-    auto* sum = static_cast<unsigned long long*>(xmm::gmmap(sizeof(unsigned long long)).value());
+    auto* sum = static_cast<unsigned long long*>(space.map(sizeof(unsigned long long)).value());
     auto queue = space.make_queue(device).value();
     auto done = xmm::launch(
         queue, {xmm::reads(data, bytes), xmm::writes(sum, sizeof *sum)}, [&](xmm::soft::stream& s) {
@@ -73,9 +74,9 @@ int main() {
     }
     std::printf("sum %llu, expected %llu\n", *sum, expected);
     const bool is_right = *sum == expected;
-    must(xmm::gmadvise(device, data, bytes, xmm::advice::dont_need), "dont_need");
-    must(xmm::gmunmap(data), "gmunmap");
-    must(xmm::gmunmap(sum), "gmunmap");
+    must(space.advise(device, data, bytes, xmm::advice::dont_need), "dont_need");
+    must(space.unmap(data), "unmap");
+    must(space.unmap(sum), "unmap");
     std::fclose(file);
     return is_right ? 0 : 1;
 }

@@ -11,7 +11,8 @@
 #include <xmm/xmm.hpp>
 
 int main() {
-    xmm::space& space = xmm::default_space();
+    // A space with software devices, whatever else is here: the kernel below is a C++ function.
+    xmm::space space = xmm::space::create({.devices = xmm::device_kind::soft}).value();
     const xmm::node_id device = space.devices().front();
 
     // Memory for any pmr container: one pointer for CPU and device, at home on the device.

@@ -40,8 +40,9 @@ struct vmm_options {
     std::span<const int> host_numa;
     // Of each host node, in the same order: what xmm may think it has.
     std::span<const std::size_t> host_bytes;
-    // Goes into the queue ids (12 bits): drivers that live at the same time need different ones.
-    std::uint32_t queue_salt = 1;
+    // Goes into the queue ids, below 4096: drivers that live at the same time need different ones. 0: one that no other
+    // driver has that got it so.
+    std::uint32_t queue_salt = 0;
 };
 
 class vmm : public shared::device_driver<device, node_memory, queue> {

@@ -10,14 +10,17 @@
 
 #include <array>
 #include <atomic>
+#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 
 #include <xmm/core/config.hpp>
 #include <xmm/core/lock.hpp>
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
+#include <xmm/os/registry.hpp>
 
 namespace xmm::shared {
 
@@ -28,13 +31,55 @@ namespace xmm::shared {
     return fail(errc::invalid_argument, "a ticket of another driver");
 }
 
+// Numbers that tell the queues of a process's drivers apart.
+class queue_salts {
+public:
+    static constexpr const char* registry_key = "queue_salts/1";
+    static constexpr std::uint32_t end = 4096;
+
+    // One that no living driver has, of those the one given back longest ago: its tickets may still be about. 0: none.
+    [[nodiscard]] std::uint32_t take() noexcept {
+        std::lock_guard guard{lock_};
+        for (std::uint32_t tries = 1; tries < end; ++tries) {
+            last_ = last_ % (end - 1) + 1;
+            if (!taken_[last_]) {
+                taken_[last_] = true;
+                return last_;
+            }
+        }
+        return 0;
+    }
+    void give_back(std::uint32_t one) noexcept {
+        std::lock_guard guard{lock_};
+        taken_[one] = false;
+    }
+
+private:
+    ranked_mutex<lock_rank::leaf> lock_;
+    std::bitset<end> taken_;  // guarded by lock_, as is the next
+    std::uint32_t last_ = 0;
+};
+
 // Queue has close(), which returns when its work is over.
 template <class Queue>
 class queue_slots {
 public:
-    // Throws std::bad_alloc.
+    // salt: 0 for one that no other driver has, else one that the caller keeps apart, below queue_salts::end. Throws
+    // std::bad_alloc, also where 4095 drivers live.
     explicit queue_slots(std::uint32_t salt)
-        : salt_{salt & 0xfff}, slots_{std::make_unique<std::array<slot, count>>()} {}
+        : slots_{std::make_unique<std::array<slot, count>>()},
+          is_taken_{salt == 0},
+          salt_{salt != 0 ? salt : registry::object<queue_salts>().take()} {
+        XMM_ASSERT(salt_ < queue_salts::end, "a salt has 12 bits");
+        if (salt_ == 0) {
+            throw std::bad_alloc{};
+        }
+    }
+    ~queue_slots() {
+        if (is_taken_ && !registry::is_forked_child()) {
+            registry::object<queue_salts>().give_back(salt_);
+        }
+    }
     queue_slots(const queue_slots&) = delete;
     queue_slots& operator=(const queue_slots&) = delete;
 
@@ -136,9 +181,10 @@ private:
         return (*slots_)[id.value & 0xff];
     }
 
-    const std::uint32_t salt_;
     ranked_mutex<lock_rank::backend_queue> lock_;
     std::unique_ptr<std::array<slot, count>> slots_;
+    const bool is_taken_;  // the salt is of the process's
+    const std::uint32_t salt_;
 };
 
 }  // namespace xmm::shared

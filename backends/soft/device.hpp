@@ -110,8 +110,8 @@ private:
     detail::futex_word state_{is_free};
     detail::futex_word visitors_{0};
     std::atomic<bool> has_complained_{false};
-    std::array<tlb_entry, tlb_count> tlb_;  // under the lock, as is is_pinned_
-    bool is_pinned_ = false;
+    std::array<tlb_entry, tlb_count> tlb_;  // under the lock
+    bool is_pinned_ = false;                // the owner's thread alone
     // The owner's thread only, as are the next two. The last acquire that missed pages needed more than were to be
     // had at once: the next one asks sooner for what is to be had.
     bool is_crowded_ = false;
@@ -258,8 +258,9 @@ inline bool port::acquire(std::span<device_pin> pins) noexcept {
     for (std::size_t faults = 0;; ++faults) {
         // Each may miss once, and be taken away again now and then.
         const bool is_crowded = faults >= pins.size() * (is_crowded_ ? 1 : 4);
-        lock_as_owner();
+        // Before the lock, which the first spans keep: only the owner's thread writes it.
         XMM_ASSERT(!is_pinned_, "a kernel touches another view while spans are in place");
+        lock_as_owner();
         device_pin* missing = nullptr;
         for (device_pin& pin : pins) {
             if (!translate(pin)) {

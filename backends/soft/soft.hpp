@@ -39,8 +39,9 @@ struct driver_options {
     // Makes an address range a hole for the CPU; nullptr is a PROT_NONE mapping.
     hole_maker make_hole = nullptr;
     void* hole_context = nullptr;
-    // Goes into the queue ids (12 bits): drivers that live at the same time need different ones.
-    std::uint32_t queue_salt = 1;
+    // Goes into the queue ids, below 4096: drivers that live at the same time need different ones. 0: one that no other
+    // driver has that got it so.
+    std::uint32_t queue_salt = 0;
 };
 
 class driver {

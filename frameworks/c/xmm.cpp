@@ -409,6 +409,12 @@ xmm_status xmm_copy(void* to, const void* from, size_t bytes, xmm_queue queue) n
                                : queue_book::unknown();
     });
 }
+uint64_t xmm_copy_failures() noexcept {
+    return answer_with<uint64_t>(__func__, [&]() -> result<uint64_t> {
+        result<space*> all = the_space();
+        return all ? result<uint64_t>{(*all)->copy_failures()} : all.error();
+    });
+}
 
 // ---- blocks
 

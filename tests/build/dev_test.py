@@ -27,7 +27,7 @@ print("dev: unknown words are refused")
 for words in (("test", "--suite", "nope"), ("test", "--suite=nope"), ("sanitize", "address", "--suite", "nope")):
     done = subprocess.run([ROOT / "dev", *words, "--no-install", "--compiler", "no-such-compiler"],
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-    if done.returncode != 2 or "no suite named nope; known are unit examples perf tools build" not in done.stderr:
+    if done.returncode != 2 or "no suite named nope; known are unit matrix examples perf tools build" not in done.stderr:
         raise SystemExit(f"{words}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
 
 # Beside it one of meson's and ninja's kind: one test of each kind, and what is built is told.

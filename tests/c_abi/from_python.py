@@ -116,7 +116,8 @@ def malloc_untouched(library_path, _, __):
     names = ["malloc", "free", "calloc", "realloc", "posix_memalign", "aligned_alloc", "malloc_usable_size", "mmap",
              "_Znwm", "_ZdlPv"]
     before = {name: place_of(name) for name in names}
-    check(before["malloc"][1].startswith("libc.so"), before)
+    # A program that is not position-independent has stubs of its own for the C library's functions, and their addresses.
+    check(before["malloc"][1].startswith(("libc.so", "python")), before)
     library = load(library_path)
     block = library.xmm_malloc(100 * MIB, DEFAULT_NODE, None)
     check(block is not None, library.xmm_last_error())

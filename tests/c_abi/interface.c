@@ -3,7 +3,7 @@
  *
  * interface FOLDER, with XMM_CONF=soft_devices:2,soft_bytes:268435456,soft_link:400000000
  */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS, beside what POSIX has */
 
 #include <xmm.h>
 
@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -291,6 +292,17 @@ static void queues(void) {
         CHECK(holds(taken, pattern, bytes, takers[i]));
         CHECK(xmm_free(taken) == XMM_OK && xmm_free(before) == XMM_OK);
     }
+
+    /* What a copy in the queue's order reads is gone when its turn comes, after 80 ms of another: that is counted. */
+    const uint64_t failed_before = xmm_copy_failures();
+    void* gone = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    block = xmm_malloc(bytes, device, queue);
+    CHECK(gone != MAP_FAILED && xmm_copy(block, pattern, bytes, queue) == XMM_OK);
+    CHECK(xmm_copy(block, gone, 4096, queue) == XMM_OK);
+    munmap(gone, 4096);
+    CHECK(xmm_queue_synchronize(queue) == XMM_OK);
+    CHECK(xmm_copy_failures() == failed_before + 1);
+    CHECK(holds(block, pattern, bytes, queue) && xmm_free(block) == XMM_OK);
 
     xmm_block about;
     about.struct_size = sizeof about;

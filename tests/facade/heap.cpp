@@ -363,7 +363,6 @@ TEST_CASE("heap: a host's block that a queue of another driver uses waits for th
     const node_id host = r.host();
     const soft::device_options card = device_of(16_MiB);
     soft::driver_options options;
-    options.queue_salt = registry::next_number(number_kind::backend);
     late = std::make_unique<soft::driver>(std::span{&card, 1}, std::span{&id, 1},
                                           std::span{&host, 1}, options);
     REQUIRE(r.of().attach(*late));

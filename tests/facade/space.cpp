@@ -390,7 +390,6 @@ TEST_CASE("space: of several attaches of one driver at once, one is made") {
     const node_id host = r.host();
     const soft::device_options card = device_of(16_MiB);
     soft::driver_options options;
-    options.queue_salt = registry::next_number(number_kind::backend);
     late = std::make_unique<soft::driver>(std::span{&card, 1}, std::span{&id, 1},
                                           std::span{&host, 1}, options);
     std::atomic<int> made{0};

@@ -122,6 +122,31 @@ TEST_CASE("slots: 256 queues, and the id of one that is gone names no other") {
     CHECK(seen == 0);
 }
 
+TEST_CASE("salts: no two drivers that live have one, however many there were") {
+    shared::queue_slots<fake_queue> first{0};
+    const auto open = [](fake_queue& one, queue_id id) {
+        one.id = id;
+        return status{};
+    };
+    const queue_id mine = first.take(open).value();
+    for (unsigned i = 0; i < 2 * shared::queue_salts::end; ++i) {
+        shared::queue_slots<fake_queue> other{0};
+        REQUIRE_FALSE(other.is_mine(mine));
+    }
+    CHECK(first.is_mine(mine));
+
+    shared::queue_salts salts;
+    std::set<std::uint32_t> taken;
+    for (unsigned i = 1; i < shared::queue_salts::end; ++i) {
+        taken.insert(salts.take());
+    }
+    CHECK(taken.size() == shared::queue_salts::end - 1);
+    CHECK(taken.count(0) == 0);
+    CHECK(salts.take() == 0);
+    salts.give_back(77);
+    CHECK(salts.take() == 77);
+}
+
 TEST_CASE("events: who makes one gets one, whatever others take meanwhile") {
     using small_stock = shared::event_stock<one_each>;
     small_stock events{one_each{}};

@@ -232,6 +232,28 @@ TEST_CASE("who waits for seconds until a kernel lets go of its spans says why") 
     CHECK(r.driver.wait(*point));
 }
 
+TEST_CASE(
+    "a view that is touched while another's spans are in place ends the program, and says why") {
+    if constexpr (XMM_CHECKS == 0) {
+        return;
+    }
+    const auto how = xmm::test::in_child([] {
+        ::alarm(60);
+        rig r;
+        const va_range range = r.reserve(2 * page_bytes);
+        r.enter(rig::near, range.begin, r.create(rig::near));
+        r.enter(rig::near, range.begin + page_bytes, r.create(rig::near));
+        const device_view<int> one{pointer<int>(range.begin), 8};
+        const device_view<int> other{pointer<int>(range.begin + page_bytes), 8};
+        auto point = r.stream().run([=] {
+            one.for_each_span(0, 8, [&](std::span<int> some, std::size_t) { some[0] = other[0]; });
+        });
+        static_cast<void>(r.driver.wait(*point));
+    });
+    CHECK(how.is_crash());
+    CHECK(how.says("touches another view while spans are in place"));
+}
+
 TEST_CASE("a kernel's access over the link allocates nothing") {
     rig r;
     const va_range range = r.reserve(page_bytes);

@@ -92,7 +92,6 @@ inline result<std::unique_ptr<soft::driver>> make_soft_driver(
         options.host_numa = hosts.numa;
         options.host_bytes = hosts.bytes;
         options.make_hole = &make_trapped_hole;
-        options.queue_salt = registry::next_number(number_kind::backend);
         return std::make_unique<soft::driver>(devices, device_ids, hosts.ids, options);
     } catch (const std::bad_alloc&) {
         return fail(errc::no_memory, "the host has no memory for a driver");
@@ -173,7 +172,6 @@ result<std::unique_ptr<Mode>> make_cuda_driver(const topology& machine) noexcept
         cuda::vmm_options options;
         options.host_numa = hosts.numa;
         options.host_bytes = hosts.bytes;
-        options.queue_salt = registry::next_number(number_kind::backend);
         return Mode::open(*found, device_ids, hosts.ids, options);
     } catch (const std::bad_alloc&) {
         return fail(errc::no_memory, "the host has no memory for a driver");
@@ -254,7 +252,6 @@ inline result<std::unique_ptr<levelzero::vmm>> make_levelzero_driver(
         levelzero::vmm_options options;
         options.host_numa = hosts.numa;
         options.host_bytes = hosts.bytes;
-        options.queue_salt = registry::next_number(number_kind::backend);
         return levelzero::vmm::open(from, device_ids, hosts.ids, options);
     } catch (const std::bad_alloc&) {
         return fail(errc::no_memory, "the host has no memory for a driver");

@@ -38,10 +38,6 @@ public:
         std::lock_guard lock{lock_};
         return is_finished_locked();
     }
-    [[nodiscard]] std::size_t bytes_brought() noexcept {
-        std::lock_guard lock{lock_};
-        return brought_;
-    }
 
 private:
     friend class prefetcher;
@@ -57,9 +53,8 @@ private:
     node& to_;
     std::mutex lock_;  // guards all below
     std::condition_variable changed_;
-    address next_;      // first page that no worker has taken
-    std::size_t room_;  // bytes that may still be brought in
-    std::size_t brought_ = 0;
+    address next_;          // first page that no worker has taken
+    std::size_t room_;      // bytes that may still be brought in
     unsigned workers_ = 0;  // inside a stretch
 };
 
@@ -172,7 +167,6 @@ private:
         }
         const std::size_t arrived = bring({batch.data(), count}, job.where_);
         std::lock_guard lock{job.lock_};
-        job.brought_ += arrived;
         if (arrived < bytes) {
             job.room_ = 0;  // no frames are to be had: the rest would only push out what came first
         }
