@@ -5,8 +5,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <thread>
+
 #include "../core/child.hpp"
 #include "rig.hpp"
+#include "tests/support/sanitizer.hpp"
 
 using namespace xmm;
 using namespace xmm::test;
@@ -268,6 +272,37 @@ TEST_CASE("space: a copy in queue order whose plain memory is gone by then is co
     REQUIRE(r.finish(kernel));
     static_cast<void>(r.line().wait(*point));
     CHECK(r.of().copy_failures() == 1);
+    CHECK(r.of().is_valid());
+}
+
+TEST_CASE(
+    "space: a copy whose unified side is unmapped meanwhile is refused, whenever that happens") {
+    rig r;
+    std::atomic<char*> shared{nullptr};
+    std::atomic<bool> is_over{false};
+    std::atomic<bool> is_wrong{false};
+    std::thread copying{[&] {
+        std::vector<char> plain(4_MiB);
+        while (!is_over) {
+            if (char* at = shared) {
+                const status into = r.of().copy(plain.data(), at, plain.size());
+                const status out = r.of().copy(at, plain.data(), plain.size());
+                is_wrong = is_wrong || (!into && into.code != errc::not_mapped) ||
+                           (!out && out.code != errc::not_mapped);
+            }
+        }
+    }};
+    for (int i = 0; i < (has_sanitizer ? 200 : 1500); ++i) {
+        auto made = r.of().map(4_MiB);
+        REQUIRE(made);
+        shared = static_cast<char*>(*made);
+        nap(i % 3 == 0 ? 1 : 0);
+        shared = nullptr;
+        REQUIRE(r.of().unmap(*made));
+    }
+    is_over = true;
+    copying.join();
+    CHECK_FALSE(is_wrong);
     CHECK(r.of().is_valid());
 }
 

@@ -376,8 +376,8 @@ TEST_CASE("transfer: a copy into a region that is mapped anew meanwhile, with sm
         std::vector<unsigned char> plain(begin_bytes + end_bytes, 1);
         status outcome;
         std::thread copying{[&] {
-            outcome = made.state().engine.copies.copy(to_address(*first), to_address(plain.data()),
-                                                      plain.size());
+            outcome = made.state().engine.copies.copy(
+                {to_address(*first), true}, {to_address(plain.data()), false}, plain.size());
         }};
         nap(200);  // of 670 ms and more
         CHECK(made.unmap(*last));

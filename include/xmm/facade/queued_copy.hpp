@@ -17,15 +17,16 @@ struct queued_copy {
     address from;
     std::size_t bytes;
 
+    result<copy_side> checked(address at) noexcept {
+        const status able = state.check_queued_side({at, bytes});
+        return able ? state.check_side({at, bytes}) : result<copy_side>{able};
+    }
     static void run(void* self) noexcept {
         std::unique_ptr<queued_copy> one{static_cast<queued_copy*>(self)};
         // Checked once more: plain memory may have gone since.
-        status outcome;
-        for (const va_range side : {va_range{one->to, one->bytes}, {one->from, one->bytes}}) {
-            outcome = outcome ? one->state.check_side(side) : outcome;
-            outcome = outcome ? one->state.check_queued_side(side) : outcome;
-        }
-        if (!outcome || !one->state.engine.copies.copy(one->to, one->from, one->bytes)) {
+        const result<copy_side> to = one->checked(one->to);
+        const result<copy_side> from = one->checked(one->from);
+        if (!to || !from || !one->state.engine.copies.copy(*to, *from, one->bytes)) {
             // relaxed: a counter.
             one->state.copy_failures.fetch_add(1, std::memory_order_relaxed);
         }

@@ -146,10 +146,8 @@ public:
         if (bytes == 0) {
             return {};
         }
-        if (status checked = check_copy(to, from, bytes); !checked) {
-            return checked;
-        }
-        return state_->copy(to_address(to), to_address(from), bytes);
+        const result<copy_sides> sides = check_copy(to, from, bytes);
+        return sides ? state_->copy(sides->to, sides->from, bytes) : sides.error();
     }
     // The same in the order of a queue; the ticket is reached when the bytes are there. What fails then
     // shows in copy_failures(): the queue goes on. unsupported: memory of another space.
@@ -362,19 +360,27 @@ private:
         }
         return range;
     }
-    status check_copy(const void* to, const void* from, std::size_t bytes) noexcept {
+    struct copy_sides {
+        copy_side to, from;
+    };
+    result<copy_sides> check_copy(const void* to, const void* from, std::size_t bytes) noexcept {
         if (status alive = state_->check_alive(); !alive) {
             return alive;
         }
         const va_range target{to_address(to), bytes};
         const va_range source{to_address(from), bytes};
-        for (va_range side : {target, source}) {
-            if (status checked = state_->check_side(side); !checked) {
-                return checked;
-            }
+        const result<copy_side> to_side = state_->check_side(target);
+        if (!to_side) {
+            return to_side.error();
         }
-        return target.overlaps(source) ? fail(errc::invalid_argument, "the ranges overlap")
-                                       : status{};
+        const result<copy_side> from_side = state_->check_side(source);
+        if (!from_side) {
+            return from_side.error();
+        }
+        if (target.overlaps(source)) {
+            return fail(errc::invalid_argument, "the ranges overlap");
+        }
+        return copy_sides{*to_side, *from_side};
     }
     std::vector<node_id> list_nodes(unsigned first, unsigned last) const {
         std::vector<node_id> found;
@@ -436,8 +442,9 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from,
     if (bytes == 0 || line.id().value == 0) {
         return line.record();
     }
-    if (status checked = check_copy(to, from, bytes); !checked) {
-        return checked;
+    const result<copy_sides> sides = check_copy(to, from, bytes);
+    if (!sides) {
+        return sides.error();
     }
     for (const void* side : {static_cast<const void*>(to), from}) {
         if (status checked = state_->check_queued_side({to_address(side), bytes}); !checked) {
@@ -454,11 +461,11 @@ inline result<ticket> space::copy(queue& line, void* to, const void* from,
     // Its pages count as used, so that an unmap waits for it.
     std::array<use, 2> uses;
     std::size_t use_count = 0;
-    for (const use& side : {use{{to_address(to), bytes}, access::write},
-                            use{{to_address(from), bytes}, access::read}}) {
-        if (state_->core.find(side.range.begin) != nullptr) {
-            uses[use_count++] = side;
-        }
+    if (sides->to.is_unified) {
+        uses[use_count++] = {{to_address(to), bytes}, access::write};
+    }
+    if (sides->from.is_unified) {
+        uses[use_count++] = {{to_address(from), bytes}, access::read};
     }
     detail::launch_preparation marks{
         *state_, *at, {uses.data(), use_count}, use_grip::loose, false};

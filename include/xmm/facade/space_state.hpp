@@ -100,7 +100,7 @@ public:
         return false;
     }
     // One side of a copy: unified as a whole, or plain as a whole and mapped in this process.
-    [[nodiscard]] status check_side(va_range range) noexcept {
+    [[nodiscard]] result<copy_side> check_side(va_range range) noexcept {
         if (range.begin == 0) {
             return fail(errc::invalid_argument, "a null pointer");
         }
@@ -108,11 +108,11 @@ public:
             return fail(errc::invalid_argument, "address + bytes overflows");
         }
         if (core.find(range.begin) != nullptr) {
-            return core.is_mapped(range) ? status{}
+            return core.is_mapped(range) ? result<copy_side>{copy_side{range.begin, true}}
                                          : fail(errc::not_mapped, "the range leaves its region");
         }
         // Asked first: what is mapped is short enough to be looked at page by page.
-        if (!is_mapped(range)) {
+        if (!core.is_plain_memory(range)) {
             return fail(errc::not_mapped, "no memory of this process is there");
         }
         for (address at = align_down(range.begin, page_bytes) + page_bytes; at < range.end();
@@ -122,7 +122,7 @@ public:
                             "the range starts in plain memory and runs into a region");
             }
         }
-        return {};
+        return copy_side{range.begin, false};
     }
     // A checked side of a copy that a queue makes, on a thread of its own: see copy.
     [[nodiscard]] status check_queued_side(va_range range) noexcept {
@@ -195,11 +195,13 @@ public:
     }
     // Both sides were checked. Memory of another space is reached by the CPU, on the calling thread: a queue of
     // this space that waited for the other's fault might, in the end, wait for itself. So no queue comes here.
-    status copy(address to, address from, std::size_t bytes) noexcept {
+    status copy(copy_side target, copy_side source, std::size_t bytes) noexcept {
+        const address to = target.at;
+        const address from = source.at;
         const bool is_foreign_target = is_of_another_space({to, bytes});
         const bool is_foreign_source = is_of_another_space({from, bytes});
         if (!is_foreign_target && !is_foreign_source) {
-            return engine.copies.copy(to, from, bytes);
+            return engine.copies.copy(target, source, bytes);
         }
         status reached = is_foreign_source ? reach({from, bytes}, access::read) : status{};
         if (reached && is_foreign_target) {
@@ -215,12 +217,14 @@ public:
             if (is_foreign_source) {
                 std::memcpy(bounce, to_pointer(from + done), part);
             } else {
-                outcome = engine.copies.copy(xmm::to_address(bounce), from + done, part);
+                outcome = engine.copies.copy({xmm::to_address(bounce), false},
+                                             {from + done, source.is_unified}, part);
             }
             if (outcome && is_foreign_target) {
                 std::memcpy(to_pointer(to + done), bounce, part);
             } else if (outcome) {
-                outcome = engine.copies.copy(to + done, xmm::to_address(bounce), part);
+                outcome = engine.copies.copy({to + done, target.is_unified},
+                                             {xmm::to_address(bounce), false}, part);
             }
             if (!outcome) {
                 return outcome;

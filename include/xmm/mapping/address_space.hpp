@@ -20,6 +20,7 @@
 #include <xmm/mapping/logical_map.hpp>
 #include <xmm/mapping/node.hpp>
 #include <xmm/mapping/use.hpp>
+#include <xmm/os/host_memory.hpp>
 
 namespace xmm {
 
@@ -290,6 +291,12 @@ public:
     // ---- pages
 
     [[nodiscard]] granule* find(address at) const noexcept { return map_.find(at); }
+    // Whether a range starts in no region and is mapped in this process, both seen at one moment: addresses that a
+    // region is just leaving are not taken for plain memory.
+    [[nodiscard]] bool is_plain_memory(va_range range) noexcept {
+        std::lock_guard guard{lock_};
+        return map_.find(range.begin) == nullptr && xmm::is_mapped(range);
+    }
 
     // Runs fn(granule&) with the page lock held on the record that covers the address now; false if no
     // memory is there: no region, or a part of an arena that has no frame.

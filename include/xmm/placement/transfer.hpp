@@ -18,20 +18,27 @@
 
 namespace xmm {
 
+// One side of a copy, unified as a whole or not at all. What began as unified never becomes plain memory: it may be
+// unmapped in the middle, and what is at its addresses then is not the copy's to touch.
+struct copy_side {
+    address at = 0;
+    bool is_unified = false;
+};
+
 class copier {
 public:
     copier(address_space& space, mover& moves, reclaimer& frames) noexcept
         : space_{space}, moves_{moves}, frames_{frames} {}
 
-    // Ranges do not overlap; each is unified as a whole or not at all. Returns when the bytes are there.
-    status copy(address to, address from, std::size_t bytes) noexcept {
+    // Ranges do not overlap. Returns when the bytes are there.
+    status copy(copy_side to, copy_side from, std::size_t bytes) noexcept {
         group groups
             [2];  // while one is under way, the other is prepared, so that the link has no gap
         group* work = &groups[0];
         group* sent = &groups[1];
         while (bytes > 0) {
             const std::size_t part =
-                std::min({bytes, until_granule_end(to), until_granule_end(from)});
+                std::min({bytes, until_granule_end(to.at), until_granule_end(from.at)});
             if (work->count == group_size) {
                 status outcome = send(*work);
                 const status settled = settle(*sent);
@@ -51,7 +58,7 @@ public:
                 continue;
             }
             if (added.code == errc::busy) {
-                await(to, from);
+                await(to.at, from.at);
                 work->has_given_way = true;  // once for each piece: the holder may be this thread
                 continue;
             }
@@ -60,8 +67,8 @@ public:
                 return added;
             }
             work->has_given_way = false;
-            to += part;
-            from += part;
+            to.at += part;
+            from.at += part;
             bytes -= part;
         }
         return finish(*work, *sent);
@@ -105,10 +112,10 @@ private:
         return left;
     }
 
-    status add(group& work, address to, address from, std::size_t part) noexcept {
+    status add(group& work, copy_side to, copy_side from, std::size_t part) noexcept {
         side target;
         side source;
-        if (!work.has_given_way && (is_waited_for(to) || is_waited_for(from))) {
+        if (!work.has_given_way && (is_waited_for(to.at) || is_waited_for(from.at))) {
             return fail(errc::busy, "others wait for the holds of this page");
         }
         if (status got = hold(target, to, access::write, part); !got) {
@@ -168,7 +175,8 @@ private:
     }
 
     // busy: the page moves, or is held by others who must let go first.
-    status hold(side& wanted, address at, access who, std::size_t part) noexcept {
+    status hold(side& wanted, copy_side what, access who, std::size_t part) noexcept {
+        const address at = what.at;
         wanted.at = at;
         for (;;) {
             granule* first_touched = nullptr;
@@ -195,7 +203,7 @@ private:
                 }
             });
             if (!is_unified) {
-                return space_.find(at) == nullptr
+                return !what.is_unified && space_.find(at) == nullptr
                            ? status{}
                            : fail(errc::not_mapped, "unmapped during the copy");
             }
