@@ -71,9 +71,11 @@ class draft {
 public:
     explicit draft(const std::string& path) {
         constexpr unsigned most_tries = 1000;
+        // Not the path with an ending: a name may be as long as names can be.
+        const std::string folder = path.substr(0, path.rfind('/') + 1);
         for (unsigned tries = 0; tries < most_tries && file_ < 0; ++tries) {
-            name_ =
-                path + ".part-" + std::to_string(::getpid()) + "-" + std::to_string(next_number());
+            name_ = folder + "xmm-" + std::to_string(::getpid()) + "-" +
+                    std::to_string(next_number()) + ".part";
             file_ =
                 ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
             error_ = file_ < 0 ? errno : 0;

@@ -31,9 +31,10 @@ const char* xmm_je_malloc_conf_2_conf_harder =
 extern bool xmm_je_opt_cache_oblivious;
 #endif
 
-// What a link names, so that this object is taken out of its archive.
-[[gnu::visibility("hidden")]] extern const int xmm_jemalloc;
-const int xmm_jemalloc = 1;
+// What a link names, so that this object is taken out of its archive. With the number of the table's layout: an
+// archive of another one is refused as programs are linked.
+[[gnu::visibility("hidden")]] extern const int xmm_jemalloc_2;
+const int xmm_jemalloc_2 = 1;
 }
 
 namespace {

@@ -629,17 +629,21 @@ static void follows_no_link_beside(const char* folder) {
     snprintf(file, sizeof file, "%s/file", inside);
     snprintf(victim, sizeof victim, "%s/victim", inside);
     for (int i = 0; i < 200; ++i) {
-        snprintf(link, sizeof link, "%s.part-%d-%d", file, (int)getpid(), i);
+        snprintf(link, sizeof link, "%s/xmm-%d-%d.part", inside, (int)getpid(), i);
         CHECK(symlink("victim", link) == 0);
     }
     CHECK(xmm_export(device, XMM_REPLAY_CSV, file) == XMM_OK);
     CHECK(lstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0);
     CHECK(stat(victim, &about) != 0);
     for (int i = 0; i < 200; ++i) {
-        snprintf(link, sizeof link, "%s.part-%d-%d", file, (int)getpid(), i);
+        snprintf(link, sizeof link, "%s/xmm-%d-%d.part", inside, (int)getpid(), i);
         CHECK(unlink(link) == 0);
     }
-    CHECK(unlink(file) == 0 && rmdir(inside) == 0);
+    CHECK(unlink(file) == 0);
+    char longest[900]; /* 255 characters, the most that a name may have */
+    snprintf(longest, sizeof longest, "%s/%0255d", inside, 7);
+    CHECK(xmm_export(device, XMM_REPLAY_CSV, longest) == XMM_OK && unlink(longest) == 0);
+    CHECK(rmdir(inside) == 0);
 }
 
 static void exports(const char* folder) {

@@ -13,7 +13,7 @@ import sys
 FORBIDDEN = re.compile(r"^(_*(m|c|re|v|pv|memalign|aligned_)alloc|free|cfree|memalign|posix_memalign|"
                        r"malloc_\w+|__libc_\w+|__malloc_hook|_Zn[wa].*|_Zd[la].*|(m|r|x|s|d|sd|n)allocx|mallctl\w*|"
                        r"aligned_alloc|pthread_create)$")
-OURS = re.compile(r"^(xmm_je_\w+|xmm_jemalloc)$")
+OURS = re.compile(r"^(xmm_je_\w+|xmm_jemalloc_2)$")
 # The inline functions of the headers, which every unit that includes them has, and what compilers add.
 OF_HEADERS = re.compile(r"^_Z|^DW\.ref\.|^__\w*san_")
 
@@ -38,7 +38,7 @@ def main(archive, *libraries):
 
     wrong = []
     symbols = {name for kind, name in defined(archive, "-g")}
-    if "xmm_je_mallocx" not in symbols or "xmm_jemalloc" not in symbols:
+    if "xmm_je_mallocx" not in symbols or "xmm_jemalloc_2" not in symbols:
         wrong.append(f"{archive} lacks what it is for: {sorted(symbols)[:20]}")
     wrong += [f"{archive} defines {name}" for name in sorted(symbols)
               if FORBIDDEN.match(name) or not (OURS.match(name) or OF_HEADERS.match(name))]

@@ -42,6 +42,7 @@ struct jemalloc_functions {
 };
 
 struct jemalloc_table {
+    // The number stands in the name of packaging/jemalloc/table.cpp, too.
     static constexpr const char* registry_key = "jemalloc/2";
 
     // The functions live in a shared object that is never unloaded.
