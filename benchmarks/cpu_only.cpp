@@ -78,7 +78,9 @@ report::figure ratio(int rounds, A&& a, B&& b) {
             samples.push_back(seconds_a / second.seconds());
         }
     }
-    return report::summarise(samples);
+    const report::figure all = report::summarise(samples);
+    report::expect(all, 0, 10);
+    return all;
 }
 
 }  // namespace
@@ -173,5 +175,6 @@ int main(int argc, char** argv) {
     }
     report::print("plain memory: with a space / without one", report::summarise(ratios),
                   "goal 1.00");
-    return sink == 0 ? 1 : 0;
+    report::expect(report::summarise(ratios), 0, 5);
+    return sink == 0 ? 1 : report::verdict();
 }

@@ -69,9 +69,11 @@ int main(int argc, char** argv) {
         for (int i = 0; i < chosen.rounds; ++i) {
             samples.push_back(ns_per_lookup(tree, where, threads, chosen.is_short ? 2 : 400));
         }
+        const report::figure ns = report::summarise(samples);
         report::print("lookup, " + std::to_string(threads) + " threads on " +
                           std::to_string(cores) + " cores",
-                      report::summarise(samples));
+                      ns);
+        report::expect(ns, 0, 200);
     }
-    return 0;
+    return report::verdict();
 }

@@ -167,6 +167,7 @@ int main(int argc, char** argv) {
                     measure<jemalloc_heap>(bytes, threads, batch, 1, host_pairs, one);
                     jemalloc.insert(jemalloc.end(), one.begin(), one.end());
                 }
+                report::expect(report::summarise(ours), 0, 100'000);
                 report::print(size_name(bytes) + ", xmm", report::summarise(ours),
                               bytes <= 32_KiB ? "goal <= 1.5 x jemalloc" : "goal <= 200");
                 report::print(size_name(bytes) + ", glibc", report::summarise(glibc));
@@ -177,5 +178,5 @@ int main(int argc, char** argv) {
             }
         }
     }
-    return 0;
+    return report::verdict();
 }

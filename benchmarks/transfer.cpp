@@ -36,7 +36,9 @@ struct bench {
                                   static_cast<double>(link));
             }
         }
-        report::print(name, report::summarise(samples), goal);
+        const report::figure share = report::summarise(samples);
+        report::print(name, share, goal);
+        report::expect(share, 0.3, 2);
     }
     static void must(xmm::status outcome) {
         if (!outcome) {
@@ -112,5 +114,5 @@ int main(int argc, char** argv) {
               [&] { bench::must(b.space.copy(unified, other, b.bytes)); });
     bench::must(b.space.unmap(other));
     bench::must(b.space.unmap(unified));
-    return 0;
+    return report::verdict();
 }

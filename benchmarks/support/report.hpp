@@ -65,4 +65,15 @@ inline void print(const std::string& name, figure one, const char* goal = "") {
                 one.greatest, goal);
 }
 
+// What a figure keeps to in any case, on however busy a machine and in however short a run: far from its goal. Else
+// verdict(), the program's exit status, is 1.
+inline bool is_broken = false;
+inline void expect(figure one, double least, double greatest) {
+    if (!(one.median >= least && one.median <= greatest)) {
+        std::printf("BROKEN: %.3f is not within %.3f and %.3f\n", one.median, least, greatest);
+        is_broken = true;
+    }
+}
+[[nodiscard]] inline int verdict() { return is_broken ? 1 : 0; }
+
 }  // namespace report
