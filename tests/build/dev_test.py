@@ -21,6 +21,10 @@ def refused(reason, *words):
 refused("no command named bogus", "bogus")
 refused("no sanitizer named bogus", "sanitize", "bogus")
 refused("no sanitizer named tests", "sanitize", "tests", "address")
+# A typo of an option installs, builds and lays out nothing.
+refused("no option --no-instal", "test", "--no-instal")
+refused("no option --werrors", "sanitize", "address", "--werrors")
+refused("format takes --check alone", "format", "--chek")
 print("dev: unknown words are refused")
 
 # A suite that is none is refused with the names of those that are; a test that is none before anything is built.

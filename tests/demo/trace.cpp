@@ -55,6 +55,14 @@ TEST_CASE("the last line needs no line end") {
     CHECK(read_trace(folder.file("t.csv")).events.size() == 1);
 }
 
+TEST_CASE("the names of the fields may stand above them, once") {
+    temporary_folder folder;
+    write_file(folder.file("t.csv"), "# mine\nop,id,size,stream,us\na,0,1,0,0\n");
+    CHECK(read_trace(folder.file("t.csv")).events.size() == 1);
+    CHECK(error_of("a,0,1,0,0\nop,id,size,stream,us\n") ==
+          "t.csv:2: unknown operation 'op': expected a, f or r");
+}
+
 TEST_CASE("malformed lines are refused with file, line and reason") {
     CHECK(error_of("a,0,100,0,3\nx,0,100,0,3\n") ==
           "t.csv:2: unknown operation 'x': expected a, f or r");

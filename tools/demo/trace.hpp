@@ -174,7 +174,8 @@ inline trace read_trace(const std::string& path) {
     out.path = path;
     std::uint64_t live_bytes = 0;
     for (std::string_view line; lines.next(line);) {
-        if (line.empty() || line.front() == '#') {
+        const bool is_heading = out.events.empty() && line == "op,id,size,stream,us";
+        if (line.empty() || line.front() == '#' || is_heading) {
             continue;
         }
         const auto fields = detail::split_fields(lines, line);

@@ -286,7 +286,8 @@ public:
     status set_policy(const char* name) noexcept {
         policy_ref found;
         if (name == nullptr || !find_stock_policy(name, found)) {
-            return fail(errc::invalid_argument, "no stock policy of that name");
+            return fail(errc::invalid_argument,
+                        "no stock policy of that name: known are first_touch and mapped");
         }
         return set_policy(found);
     }
@@ -323,7 +324,8 @@ private:
                                      std::unique_ptr<soft::driver> own) noexcept {
         policy_ref first;
         if (options.policy == nullptr || !find_stock_policy(options.policy, first)) {
-            return fail(errc::invalid_argument, "no stock policy of that name");
+            return fail(errc::invalid_argument,
+                        "no stock policy of that name: known are first_touch and mapped");
         }
         if (registry::is_forked_child()) {
             return fail(errc::forked, "a forked child cannot use its parent's devices");
