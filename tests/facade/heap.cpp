@@ -439,10 +439,34 @@ TEST_CASE("heap: as a memory resource, in queue order") {
     CHECK(memory.allocate(on, 1_MiB) == one);
     memory.deallocate(on, one, 1_MiB);
     CHECK(memory.trim() > 0);
-    CHECK_THROWS_AS(static_cast<void>(memory.allocate_sync(1_GiB)), out_of_memory);
     CHECK(memory.is_equal(heap_resource{r.heap(), {}, pool_tag{3}}));
     CHECK(!memory.is_equal(heap_resource{r.heap()}));
     static_assert(!std::is_base_of_v<std::pmr::memory_resource, heap_resource>);
+}
+
+TEST_CASE("heap: a refusal says of which node, how much was asked for, what is used, and the limit") {
+    heap_rig r;
+    heap_resource memory{r.heap(), port_of(r.of()).queues()};
+    void* unified = r.map(10_MiB);  // the node's figures, not the heap's alone
+    REQUIRE(r.of().make_resident(unified, 10_MiB, r.device()));
+    void* kept = memory.allocate_sync(8_MiB);
+    REQUIRE(r.of().set_budget(r.device(), 48_MiB));
+    const node_usage now = r.usage(r.device());
+    CHECK(memory.usage().used == now.used);
+    CHECK(memory.usage().limit == 48_MiB);
+    bool is_refused = false;
+    try {
+        static_cast<void>(memory.allocate_sync(1_GiB));
+    } catch (const out_of_memory& why) {
+        is_refused = true;
+        CHECK(why.node() == r.device());
+        CHECK(why.bytes() == 1_GiB);
+        CHECK(why.used() == now.used);
+        CHECK(why.limit() == 48_MiB);
+        CHECK(why.cause() != std::string{});
+    }
+    CHECK(is_refused);
+    memory.deallocate_sync(kept, 8_MiB);
 }
 
 TEST_CASE("heap: a queue's end leaves its blocks to the program and its room to the next queue") {

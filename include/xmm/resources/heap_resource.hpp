@@ -33,9 +33,8 @@ public:
     [[nodiscard]] xpu_malloc& heap() const noexcept { return heap_; }
     [[nodiscard]] pool_tag tag() const noexcept { return tag_; }
     [[nodiscard]] queue_port queues() const noexcept override { return queues_; }
-    [[nodiscard]] resource_usage usage() const noexcept override {
-        return {heap_.frames().counts().reserved_bytes, 0};
-    }
+    // Of the node, whoever draws on it.
+    [[nodiscard]] resource_usage usage() const noexcept override { return heap_.usage(); }
     // Frames that no block of this tag needs go back to the device.
     std::size_t trim() noexcept { return heap_.trim(tag_); }
 

@@ -42,6 +42,7 @@
 #include <xmm/resources/jemalloc_table.hpp>
 #include <xmm/resources/malloc_ladder.hpp>
 #include <xmm/resources/malloc_request.hpp>
+#include <xmm/resources/out_of_memory.hpp>
 #include <xmm/resources/pool_tags.hpp>
 #include <xmm/resources/returned_blocks.hpp>
 #include <xmm/resources/shelf_clearing.hpp>
@@ -166,6 +167,16 @@ public:
     [[nodiscard]] heap_statistics& statistics() noexcept { return heap_.journal.statistics(); }
     [[nodiscard]] trace_recorder& recorder() noexcept { return heap_.journal.recorder(); }
     [[nodiscard]] device_frames& frames() noexcept { return heap_.frames; }
+    // What the device is charged with, for all who draw on it, and what it may hold. Of a device that keeps no book,
+    // what this heap has.
+    [[nodiscard]] resource_usage usage() const noexcept {
+        if (registry::is_forked_child()) {
+            return {};
+        }
+        const std::size_t most = heap_.port.most_bytes();
+        return {std::max(heap_.port.used_bytes(), heap_.frames.counts().reserved_bytes),
+                most == SIZE_MAX ? 0 : most};
+    }
 
     // ---- memory
 
