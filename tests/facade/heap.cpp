@@ -444,6 +444,29 @@ TEST_CASE("heap: as a memory resource, in queue order") {
     static_assert(!std::is_base_of_v<std::pmr::memory_resource, heap_resource>);
 }
 
+TEST_CASE("heap: a resource waits for a queue of another space before the block is free") {
+    heap_rig r;
+    heap_rig other;
+    heap_resource memory{r.heap(), port_of(r.of()).queues()};
+    const stream_ref own{r.line()};
+    for (const std::size_t bytes : {8_KiB, 1_MiB}) {
+        CAPTURE(bytes);
+        memory.deallocate(own, memory.allocate(own, bytes), bytes);
+        void* block = memory.allocate(own, bytes);
+        std::atomic<bool> is_over{false};
+        REQUIRE(launch(other.line(), {}, [&](soft::stream& s) {
+            return s.run([&] {
+                nap(50);
+                is_over = true;
+            });
+        }));
+        memory.deallocate(stream_ref{other.line()}, block, bytes);
+        CHECK(is_over);
+        REQUIRE(other.line().synchronize());
+        CHECK(r.heap().find(block).code() == errc::not_mapped);
+    }
+}
+
 TEST_CASE("heap: a refusal says of which node, how much was asked for, what is used, and the limit") {
     heap_rig r;
     heap_resource memory{r.heap(), port_of(r.of()).queues()};

@@ -141,6 +141,11 @@ public:
 
     // ---- questions
 
+    // Whether the queue is one of those that the heap can ask how far they are; not so one of another space's driver, or
+    // one that is gone.
+    [[nodiscard]] bool knows(queue_id queue) noexcept {
+        return heap_.port.record(queue).code() != errc::invalid_argument;
+    }
     [[nodiscard]] bool owns(const void* pointer) const noexcept {
         return heap_.notes.find(to_address(pointer)) != nullptr;
     }
