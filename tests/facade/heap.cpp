@@ -263,10 +263,12 @@ TEST_CASE("heap: a forked child is refused, and gives nothing back") {
     pool_resource unified_pool{unified};
     host_resource host;
     pool_resource host_pool{host};
+    debug_resource checked_host{host};
+    auto checked = std::make_unique<debug_resource<unified_resource>>(unified);
     auto* block = r.make<std::uint64_t>(1_MiB);
     std::vector<std::pair<resource_base*, void*>> cached;
-    for (resource_base* one : std::initializer_list<resource_base*>{&upstream, &unified, &memory,
-                                                                    &device_pool, &unified_pool}) {
+    for (resource_base* one : std::initializer_list<resource_base*>{
+             &upstream, &unified, &memory, &device_pool, &unified_pool, checked.get()}) {
         one->deallocate_sync(one->allocate_sync(100'000), 100'000);  // it has one now
         cached.emplace_back(one, one->allocate_sync(200'000));
     }
@@ -301,6 +303,11 @@ TEST_CASE("heap: a forked child is refused, and gives nothing back") {
         // Plain memory is its own.
         host_pool.deallocate_sync(host_pool.allocate_sync(100), 100);
         host_pool.release();
+        checked_host.deallocate_sync(checked_host.allocate_sync(100), 100);
+        if (checked->check() != 0 || checked_host.check() != 0) {
+            std::puts("it finds faults");
+        }
+        checked.reset();  // as at the child's exit
         std::puts("done");
     });
     CHECK(calls.text ==
@@ -467,7 +474,7 @@ TEST_CASE("heap: a resource waits for a queue of another space before the block 
     }
 }
 
-TEST_CASE("heap: a refusal says of which node, how much was asked for, what is used, and the limit") {
+TEST_CASE("heap: a refusal says node, bytes, what is used, and the limit") {
     heap_rig r;
     heap_resource memory{r.heap(), port_of(r.of()).queues()};
     void* unified = r.map(10_MiB);  // the node's figures, not the heap's alone
