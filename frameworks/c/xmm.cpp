@@ -222,8 +222,7 @@ result<void*> reallocate(void* block, std::size_t bytes, int32_t node, xmm_queue
     }
     // The tag may be a pool's, which has no name here.
     result<void*> fresh = block_of(
-        **new_heap,
-        {.bytes = bytes, .alignment = least_alignment, .queue = line, .tag = old->tag});
+        **new_heap, {.bytes = bytes, .alignment = least_alignment, .queue = line, .tag = old->tag});
     if (!fresh) {
         return fresh;
     }
