@@ -91,6 +91,9 @@ public:
 
     // Work submitted to `last_user` before may still use the block; queue 0: no work does but its own queue's. May
     // wait for a queue where more than six others used the block, or the host has no memory to note them.
+    // not_mapped: no address of this heap. invalid_argument: no block begins there, or it was given back. In all other
+    // cases the block stays the program's. busy: a queue that used it is being captured, or is gone without a word.
+    // no_memory: too much waits in such a queue. Any other: the wait for one failed.
     status deallocate(void* block, queue_id last_user = {}) noexcept {
         const address at = to_address(block);
         desk* mine = desks_.of_thread();
@@ -141,8 +144,7 @@ public:
 
     // ---- questions
 
-    // Whether the queue is one of those that the heap can ask how far they are; not so one of another space's driver, or
-    // one that is gone.
+    // Whether the heap can ask the queue how far it is; not so one of another space's driver, or one that is gone.
     [[nodiscard]] bool knows(queue_id queue) noexcept {
         return heap_.port.record(queue).code() != errc::invalid_argument;
     }
@@ -222,7 +224,7 @@ public:
         return registry::is_forked_child() ? 0 : heap_.frames.reserved_bytes(tag.value);
     }
     // Null: none. When it returns, no other thread is in the callback before any more; called from that one, it
-    // does not wait. So the caller holds nothing that the callback may wait for.
+    // does not wait. So the caller holds nothing that the callback may wait for. The callback does not throw.
     void set_shortage_callback(shortage_callback callback, void* context) noexcept {
         if (!registry::is_forked_child()) {
             ladder_.users_help().set(callback, context);
