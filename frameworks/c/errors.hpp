@@ -12,6 +12,7 @@
 #include <new>
 
 #include <xmm/core/status.hpp>
+#include <xmm/resources/out_of_memory.hpp>
 
 #include "xmm.h"
 
@@ -50,6 +51,18 @@ struct last_failure {
         return set(function, static_cast<xmm_status>(failure.code), failure.why,
                    failure.driver_code);
     }
+    xmm_status set(const char* function, const out_of_memory& refused) noexcept {
+        status = XMM_NO_MEMORY;
+        std::array<char, 16> code{};
+        if (refused.driver_code() != 0) {
+            std::snprintf(code.data(), code.size(), " (%d)", refused.driver_code());
+        }
+        std::snprintf(text.data(), text.size(),
+                      "%s: %s on node %d: %zu bytes asked, %zu used, limit %zu: %s%s", function,
+                      xmm_status_name(status), refused.node().value, refused.bytes(),
+                      refused.used(), refused.limit(), refused.cause(), code.data());
+        return status;
+    }
 };
 
 // fn() is a status.
@@ -59,6 +72,8 @@ xmm_status answer(const char* function, Fn&& fn) noexcept {
     try {
         const status outcome = fn();
         return outcome ? XMM_OK : last.set(function, outcome);
+    } catch (const out_of_memory& refused) {
+        return last.set(function, refused);
     } catch (const std::bad_alloc&) {
         return last.set(function, XMM_NO_MEMORY, "the host has no memory for bookkeeping");
     } catch (const std::exception& unexpected) {

@@ -74,6 +74,15 @@ private:
     std::shared_ptr<xmm::queue> line_;
 };
 
+// A refusal for want of memory is thrown, as out_of_memory: a status cannot say of which node, and how full that is.
+result<void*> block_of(xpu_malloc& heap, const malloc_request& wanted) {
+    result<void*> block = heap.allocate(wanted);
+    if (block.code() == errc::no_memory) {
+        throw out_of_memory{"heap",       heap.node(),       wanted.bytes,
+                            heap.usage(), block.error().why, block.error().driver_code};
+    }
+    return block;
+}
 result<void*> allocate(xmm_tag tag, std::size_t alignment, std::size_t bytes, int32_t node,
                        xmm_queue queue) {
     result<xpu_malloc*> heap = heap_finder::at(node);
@@ -95,7 +104,7 @@ result<void*> allocate(xmm_tag tag, std::size_t alignment, std::size_t bytes, in
     }
     wanted.queue = *line;
     wanted.may_make_shelf = queue == nullptr;
-    result<void*> block = (*heap)->allocate(wanted);
+    result<void*> block = block_of(**heap, wanted);
     if (queue == nullptr || (block ? book.ends() == ends : block.code() != errc::busy)) {
         return block;
     }
@@ -108,7 +117,7 @@ result<void*> allocate(xmm_tag tag, std::size_t alignment, std::size_t bytes, in
     }
     wanted.queue = held->id();
     wanted.may_make_shelf = true;
-    return (*heap)->allocate(wanted);
+    return block_of(**heap, wanted);
 }
 
 // The block that begins at the pointer.
@@ -143,7 +152,7 @@ result<void*> allocate_zeroed(std::size_t bytes, int32_t node, xmm_queue queue) 
         return line.error();
     }
     result<void*> block =
-        (*heap)->allocate({.bytes = bytes, .alignment = least_alignment, .queue = line->id()});
+        block_of(**heap, {.bytes = bytes, .alignment = least_alignment, .queue = line->id()});
     if (!block || bytes == 0) {
         return block;
     }
@@ -212,8 +221,8 @@ result<void*> reallocate(void* block, std::size_t bytes, int32_t node, xmm_queue
         return new_heap.error();
     }
     // The tag may be a pool's, which has no name here.
-    result<void*> fresh = (*new_heap)->allocate(
-        {.bytes = bytes, .alignment = least_alignment, .queue = line, .tag = old->tag});
+    result<void*> fresh = block_of(
+        **new_heap, {.bytes = bytes, .alignment = least_alignment, .queue = line, .tag = old->tag});
     if (!fresh) {
         return fresh;
     }

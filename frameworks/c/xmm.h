@@ -159,7 +159,10 @@ XMM_API void* xmm_calloc(size_t count, size_t bytes, int32_t node, xmm_queue que
  * pointer: xmm_malloc. 0 bytes: xmm_free_on, and NULL. On failure the old block stays. */
 XMM_API void* xmm_realloc(void* block, size_t bytes, int32_t node, xmm_queue queue) XMM_NOEXCEPT;
 
-/* Gives a block back: work of its own queue that was submitted before may still use it. NULL: nothing. */
+/* Gives a block back: work of its own queue that was submitted before may still use it. NULL: nothing.
+ * XMM_BUSY, from this and the next two: the block stays the caller's, since another queue that uses it cannot say how
+ * far it is: it is being captured. XMM_NO_MEMORY likewise: too much waits in that queue. Both pass: try again later.
+ * XMM_NOT_MAPPED, XMM_INVALID_ARGUMENT: no block begins there, or it was given back already. */
 XMM_API xmm_status xmm_free(void* block) XMM_NOEXCEPT;
 /* The same, and work that was submitted to that other queue before may use it, too. */
 XMM_API xmm_status xmm_free_on(void* block, xmm_queue queue) XMM_NOEXCEPT;
@@ -202,7 +205,8 @@ XMM_API xmm_status xmm_trim_tag(int32_t node, xmm_tag tag, uint64_t* freed) XMM_
 
 /* Called when nothing else is left, by the thread that asks for memory, with no lock held: true if it gave back
  * enough for another try. NULL: none. When the function below returns, no other thread is in the callback before any
- * more; called from that one, it does not wait. Hold nothing there that the callback may wait for. */
+ * more; called from that one, it does not wait. Hold nothing there that the callback may wait for. The callback throws
+ * nothing: an exception of C++ ends the program. */
 typedef bool (*xmm_oom_callback)(size_t bytes, void* context);
 XMM_API xmm_status xmm_set_oom_callback(int32_t node, xmm_oom_callback callback,
                                         void* context) XMM_NOEXCEPT;

@@ -181,6 +181,14 @@ static void blocks(void) {
     REFUSED(xmm_aligned_malloc(3, 100, device, NULL), XMM_INVALID_ARGUMENT);
     REFUSED(xmm_aligned_malloc(0, 100, device, NULL), XMM_INVALID_ARGUMENT);
     REFUSED(xmm_malloc(100, 4711, NULL), XMM_UNKNOWN_NODE);
+    char figures[128];
+    xmm_node_description now = {.struct_size = sizeof now};
+    REFUSED(xmm_malloc(4096 * MIB, device, NULL), XMM_NO_MEMORY);
+    CHECK(xmm_describe_node(device, &now) == XMM_OK);
+    snprintf(figures, sizeof figures,
+             "on node %d: %zu bytes asked, %llu used, limit %llu: ", (int)device, 4096 * MIB,
+             (unsigned long long)now.used_bytes, (unsigned long long)now.limit_bytes);
+    CHECK(strstr(xmm_last_error(), figures) != NULL);
     REFUSED(xmm_malloc(SIZE_MAX, device, NULL), XMM_NO_MEMORY);
     REFUSED(xmm_malloc(SIZE_MAX - 4096, device, NULL), XMM_NO_MEMORY);
     REFUSED(xmm_malloc(100, device, &failures), XMM_INVALID_ARGUMENT);

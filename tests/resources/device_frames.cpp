@@ -10,6 +10,7 @@
 #include <doctest/doctest.h>
 
 #include "../support/fake_frames.hpp"
+#include "watched_new.hpp"
 
 using namespace xmm;
 using namespace xmm::literals;
@@ -542,4 +543,24 @@ TEST_CASE("device_frames: of a queue's own slots one that a copy to come names i
     CHECK(r.port.calls().wait == 1);
     CHECK_FALSE(r.port.is_backed(rig::part(r.a, 0, 1)));
     r.release(r.a, 5, 2);
+}
+
+TEST_CASE("device_frames: nothing is allocated under the lock that faults take") {
+    for (const bool can_alias : {false, true}) {
+        CAPTURE(can_alias);
+        rig r{can_alias};
+        const std::size_t before = test::watched_new.count_under(lock_rank::device_frames);
+        std::vector<slot_span*> more;
+        for (std::size_t slots = 1; slots <= 4096; slots *= 2) {
+            more.push_back(r.frames.reserve(slots * slot, slot, queue_id{1}).value());
+            CHECK(r.frames.idle_bytes() == 0);
+        }
+        for (slot_span* one : more) {
+            r.frames.release(one);
+        }
+        CHECK(test::watched_new.count_under(lock_rank::device_frames) == before);
+    }
+    if (!ranked_mutex<lock_rank::device_frames>::is_checked) {
+        MESSAGE("skipped: locks are not checked, so nobody knows which are held");
+    }
 }

@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include "watched_new.hpp"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -329,4 +331,18 @@ TEST_CASE("heap_statistics: many short driver calls add up") {
     CHECK(all.read().of(heap_count::driver_us) == 3000);
     all.reset_accumulated();
     CHECK(all.read().of(heap_count::driver_us) == 0);
+}
+
+TEST_CASE("heap_statistics: a thread's counts are made without a lock, and none are lost") {
+    heap_statistics all;
+    const std::size_t before = test::watched_new.count_under(lock_rank::leaf);
+    for (int i = 0; i < 100; ++i) {
+        test::watched_new.left = 1;  // nothing is needed beside the counts themselves
+        const heap_statistics::stripe* made = all.try_attach();
+        const heap_statistics::stripe* none = all.try_attach();
+        test::watched_new.left = SIZE_MAX;
+        CHECK(made != nullptr);
+        CHECK(none == nullptr);
+    }
+    CHECK(test::watched_new.count_under(lock_rank::leaf) == before);
 }

@@ -14,15 +14,13 @@
 #include <xmm/resources/unified_pool.hpp>
 
 #include "fake_space.hpp"
+#include "watched_new.hpp"
 
 using namespace xmm;
 using namespace xmm::literals;
 using test::fake_space;
 
 namespace {
-
-// The host has no memory for this thread's bookkeeping.
-thread_local bool has_no_memory = false;
 
 // Plain memory; `meanwhile` runs once, inside the next request.
 class slow_upstream final : public memory_resource {
@@ -49,16 +47,6 @@ private:
 };
 
 }  // namespace
-
-void* operator new(std::size_t bytes) {
-    void* made = has_no_memory ? nullptr : std::malloc(bytes);
-    return made != nullptr ? made : throw std::bad_alloc{};
-}
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-    return has_no_memory ? nullptr : std::malloc(bytes);
-}
-[[gnu::noinline]] void operator delete(void* pointer) noexcept { std::free(pointer); }
-[[gnu::noinline]] void operator delete(void* pointer, std::size_t) noexcept { std::free(pointer); }
 
 TEST_CASE("size_classes: each request gets the smallest class that fits") {
     using classes = detail::size_classes;
@@ -280,7 +268,7 @@ TEST_CASE("pool_resource: no chunk and no slab is lost where the host has no mem
                     other =
                         pool.allocate_sync(128);  // takes what was prepared for a chunk's record
                 }
-                has_no_memory = true;
+                test::watched_new.left = 0;
             };
             const int before = another_comes ? 1 : 0;
             bool was_refused = false;
@@ -289,7 +277,7 @@ TEST_CASE("pool_resource: no chunk and no slab is lost where the host has no mem
             } catch (const std::bad_alloc&) {
                 was_refused = true;
             }
-            has_no_memory = false;
+            test::watched_new.left = SIZE_MAX;
             CHECK(was_refused);
             CHECK(upstream.live == before);
             CHECK(pool.reserved_bytes() == before * 64_KiB);

@@ -17,6 +17,7 @@
 #include <xmm/resources/heap_resource.hpp>
 
 #include "../support/sanitizer.hpp"
+#include "watched_new.hpp"
 
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -307,6 +308,28 @@ TEST_CASE("xpu_malloc: a resource's block given back on a captured queue goes ba
         static_cast<void>(r.heap.trim());
         CHECK(r.now(heap_metric::active) == 0);
         CHECK(r.paper.left() == 256_MiB);
+    }
+}
+
+TEST_CASE("xpu_malloc: a snapshot allocates nothing under the lock that faults take") {
+    malloc_rig r;
+    std::vector<void*> blocks;
+    for (int i = 0; i < 40; ++i) {
+        blocks.push_back(r.heap.allocate({.bytes = i % 2 == 0 ? 3_MiB : 1_KiB}).value());
+    }
+    const std::size_t before = test::watched_new.count_under(lock_rank::device_frames);
+    const heap_snapshot taken = r.heap.snapshot();
+    CHECK(test::watched_new.count_under(lock_rank::device_frames) == before);
+    CHECK(taken.is_valid());
+    std::size_t count = 0;
+    for (const snapshot_segment& segment : taken.segments) {
+        for (const snapshot_block& block : segment.blocks) {
+            count += block.state == block_state::active_allocated ? 1 : 0;
+        }
+    }
+    CHECK(count == blocks.size());
+    for (void* one : blocks) {
+        CHECK(r.heap.deallocate(one));
     }
 }
 

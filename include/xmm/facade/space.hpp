@@ -76,7 +76,8 @@ public:
     // ---- one malloc for each node
 
     // The heap of a node, shared by all who ask: blocks in queue order, of device-only memory on a device and
-    // of page-locked memory on a host. It goes with the space.
+    // of page-locked memory on a host. It goes with the space. unsupported: a node whose driver owns its pages (CUDA's
+    // mode `managed`).
     [[nodiscard]] result<xpu_malloc*> heap(node_id node) noexcept { return state_->heap_of(node); }
 
     // ---- memory

@@ -8,6 +8,7 @@
 // Threads  Any. One lock guards the records; faults are reported without it.
 // Failure  What is found goes to a handler; the stock one prints a line and aborts. If the handler
 //          returns, a block that is known goes back all the same and an unknown pointer is left alone.
+//          A child of fork has none of the memory that devices reach: there nothing is looked at, nor given back.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include <xmm/core/lock.hpp>
+#include <xmm/os/registry.hpp>
 #include <xmm/resources/adaptors/adaptor.hpp>
 
 namespace xmm {
@@ -80,6 +82,9 @@ public:
           guard_bytes_{align_up(std::max(options.guard_bytes, host_alignment), host_alignment)} {}
 
     ~debug_resource() override {
+        if (is_elsewhere()) {
+            return;
+        }
         check();
         if (options_.report_leaks) {
             for (const auto& [at, live] : live_) {
@@ -93,6 +98,9 @@ public:
     // Looks at the guards of all live blocks and at all that is kept poisoned; every fault found is
     // reported once. Returns how many. No other thread writes guards or gives back meanwhile.
     std::size_t check() {
+        if (is_elsewhere()) {
+            return 0;
+        }
         std::vector<debug_report> found;
         with(lock_, [&] {
             for (auto& [at, live] : live_) {
@@ -133,6 +141,10 @@ private:
         [[nodiscard]] const debug_report* end() const noexcept { return reports.data() + count; }
     };
 
+    // In a child of fork, which has none of what devices reach.
+    [[nodiscard]] static bool is_elsewhere() noexcept {
+        return includes(Upstream::static_reach, reach::device) && registry::is_forked_child();
+    }
     void* do_allocate_on(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
         record fresh{bytes, alignment, align_up(guard_bytes_, std::max(alignment, host_alignment)),
                      0, 0};
@@ -161,6 +173,9 @@ private:
     }
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t bytes,
                           std::size_t alignment) noexcept override {
+        if (is_elsewhere()) {
+            return;
+        }
         const bool is_quiet = this->try_await(stream);
         const address at = to_address(pointer);
         few_reports found;

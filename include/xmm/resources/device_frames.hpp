@@ -165,7 +165,8 @@ public:
         return bytes;
     }
 
-    // fn(va_range, const frame_user&) for each slot that has a frame. Under the lock of the device's frames.
+    // fn(va_range, const frame_user&) for each slot that has a frame. Under the lock of the device's frames, for which
+    // faults wait: fn allocates nothing.
     template <class Fn>
     void for_each_frame(Fn&& fn) const {
         std::lock_guard guard{lock_};
@@ -324,23 +325,29 @@ inline result<slot_span*> device_frames::reserve_locked(frame_user& user, std::s
         port_->release(range);
         return fail(errc::no_memory, "no memory for the records of slots");
     }
-    const bool has_room = with(lock_, [&] {
-        // Room for every slot, so that listing the idle ones allocates nothing: faults do it, too.
-        const std::size_t all = slot_count_ + span->count_;
-        if (!idle_.reserve(all) || !stale_.reserve(all)) {
-            return false;
+    // Room for every slot, so that listing the idle ones allocates nothing: faults do it, too. Nor is anything
+    // allocated under the lock, for which they wait.
+    idle_slots<slots>::room idle_room;
+    stale_mappings::room stale_room;
+    for (bool is_entered = false; !is_entered;) {
+        std::size_t all = 0;
+        is_entered = with(lock_, [&] {
+            all = slot_count_ + span->count_;
+            if (!idle_.try_fit(idle_room, all) || !stale_.try_fit(stale_room, all)) {
+                return false;
+            }
+            slot_count_ = all;
+            span->next_ = user.spans_;
+            user.spans_ = span.get();
+            return true;
+        });
+        if (!is_entered && (!idle_room.try_make(all) || !stale_room.try_make(all))) {
+            if (observer_ != nullptr) {
+                observer_->released(*span);
+            }
+            port_->release(range);
+            return fail(errc::no_memory, "no memory for the records of slots");
         }
-        slot_count_ = all;
-        span->next_ = user.spans_;
-        user.spans_ = span.get();
-        return true;
-    });
-    if (!has_room) {
-        if (observer_ != nullptr) {
-            observer_->released(*span);
-        }
-        port_->release(range);
-        return fail(errc::no_memory, "no memory for the records of slots");
     }
     return span.release();
 }

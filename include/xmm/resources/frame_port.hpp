@@ -38,6 +38,8 @@ public:
 
     // Of frames, that could be had as things are now, if nobody else had any.
     [[nodiscard]] virtual std::size_t most_bytes() const noexcept { return SIZE_MAX; }
+    // That the device is charged with now, for all who draw on it; 0: it keeps no such book.
+    [[nodiscard]] virtual std::size_t used_bytes() const noexcept { return 0; }
     [[nodiscard]] virtual result<port_frame> create(std::size_t bytes) noexcept = 0;
     // Mapped nowhere.
     virtual void drop(port_frame one, std::size_t bytes) noexcept = 0;

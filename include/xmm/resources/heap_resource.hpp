@@ -11,6 +11,7 @@
 //          allocate throws, and what is given back is left alone.
 #pragma once
 
+#include <atomic>
 #include <cstdio>
 
 #include <xmm/os/registry.hpp>
@@ -33,9 +34,8 @@ public:
     [[nodiscard]] xpu_malloc& heap() const noexcept { return heap_; }
     [[nodiscard]] pool_tag tag() const noexcept { return tag_; }
     [[nodiscard]] queue_port queues() const noexcept override { return queues_; }
-    [[nodiscard]] resource_usage usage() const noexcept override {
-        return {heap_.frames().counts().reserved_bytes, 0};
-    }
+    // Of the node, whoever draws on it.
+    [[nodiscard]] resource_usage usage() const noexcept override { return heap_.usage(); }
     // Frames that no block of this tag needs go back to the device.
     std::size_t trim() noexcept { return heap_.trim(tag_); }
 
@@ -56,11 +56,13 @@ private:
         if (registry::is_forked_child()) {
             return;
         }
-        if (stream.queue() == queue_id{} && !try_await(stream)) {
+        const bool is_known = knows(stream.queue());
+        if (!is_known && !try_await(stream)) {
             say_left_alone(pointer);
             return;
         }
-        if (const status outcome = heap_.deallocate_when_known(pointer, stream.queue()); !outcome) {
+        const queue_id last_user = is_known ? stream.queue() : queue_id{};
+        if (const status outcome = heap_.deallocate_when_known(pointer, last_user); !outcome) {
             std::fprintf(stderr, "xmm: %s: %p is left alone: %s\n", this->name(), pointer,
                          outcome.why);
         }
@@ -70,9 +72,23 @@ private:
         return same != nullptr && &same->heap_ == &heap_ && same->tag_ == tag_;
     }
 
+    // Numbers of queues are of one driver each: what the heap knew once it knows for good.
+    [[nodiscard]] bool knows(queue_id queue) noexcept {
+        // relaxed, both: a number that nothing hangs on.
+        if (queue.value == 0 || queue.value == known_.load(std::memory_order_relaxed)) {
+            return queue.value != 0;
+        }
+        const bool is_known = heap_.knows(queue);
+        if (is_known) {
+            known_.store(queue.value, std::memory_order_relaxed);
+        }
+        return is_known;
+    }
+
     xpu_malloc& heap_;
     queue_port queues_;
     pool_tag tag_;
+    std::atomic<decltype(queue_id::value)> known_{0};  // (A) the last one that it knew
 };
 
 }  // namespace xmm

@@ -23,11 +23,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <new>
 #include <utility>
-#include <vector>
 
+#include <xmm/core/list.hpp>
 #include <xmm/core/lock.hpp>
 #include <xmm/core/types.hpp>
 #include <xmm/resources/block_classes.hpp>
@@ -170,6 +169,7 @@ public:
         std::atomic<std::int64_t> active_{0};  // bytes
         // Its share of the owner's answered_; written under the owner's lock.
         std::atomic<std::int64_t> answered_{0};
+        list_link link_;          // under the owner's lock
         bool has_asked_ = false;  // since shares were last handed out; under the owner's lock
         std::array<tally, heap_pools> tallies_;
         struct quick_tally {
@@ -181,17 +181,20 @@ public:
     heap_statistics() = default;
     heap_statistics(const heap_statistics&) = delete;
     heap_statistics& operator=(const heap_statistics&) = delete;
+    ~heap_statistics() {
+        while (stripe* one = stripes_.pop_front()) {
+            delete one;
+        }
+    }
 
     // A stripe for the calling thread, or for who has it after that; null if there is no memory.
     [[nodiscard]] stripe* try_attach() noexcept {
-        return with(lock_, [&]() -> stripe* {
-            try {
-                stripes_.emplace_back(new stripe{*this, look_bytes});
-                return stripes_.back().get();
-            } catch (const std::bad_alloc&) {
-                return nullptr;
-            }
-        });
+        // Not under the lock: who serves a fault waits for it, and the thread that faulted may be in malloc.
+        auto* made = new (std::nothrow) stripe{*this, look_bytes};
+        if (made != nullptr) {
+            with(lock_, [&] { stripes_.push_back(*made); });
+        }
+        return made;
     }
     // fn(stripe&) with a stripe that all threads share, one at a time.
     template <class Fn>
@@ -326,9 +329,7 @@ private:
     }
     template <class Fn>
     void for_each_stripe(Fn&& fn) noexcept {
-        for (const auto& one : stripes_) {
-            fn(*one);
-        }
+        stripes_.for_each(fn);
         fn(shared_);
     }
     void tighten_locked() noexcept {
@@ -377,9 +378,7 @@ private:
                 to.done_requested += from.done_requested;
             }
         };
-        for (const auto& one : stripes_) {
-            gather(*one);
-        }
+        stripes_.for_each(gather);
         gather(shared_);
         const auto set = [&](heap_metric metric, auto up, auto down) {
             auto& to = sums_[index(metric)];
@@ -404,7 +403,7 @@ private:
     std::int64_t highest_ = 0;  // (L) the most that were looked at
     std::array<std::atomic<std::uint64_t>, heap_counts> counts_{};  // (A)
     ranked_mutex<lock_rank::leaf> lock_;
-    std::vector<std::unique_ptr<stripe>> stripes_;                      // (L)
+    list<stripe, &stripe::link_> stripes_;                              // (L) owned
     std::array<std::array<sum, 1 + heap_pools>, heap_metrics> sums_{};  // (L) all, small, large
     std::array<std::uint64_t, heap_counts> counts_base_{};              // (L)
     ranked_mutex<lock_rank::leaf> shared_lock_;

@@ -9,7 +9,9 @@
 // See      heap_snapshot.hpp puts it together.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include <xmm/core/types.hpp>
 #include <xmm/resources/block_points.hpp>
@@ -39,19 +41,58 @@ public:
     }
 
 private:
-    void add_frames() {
-        heap_.frames.for_each_frame([&](va_range slot, const frame_user& user) {
-            builder_.add_frame(slot, {.stream = user.queue().value,
-                                      .tag = static_cast<std::uint16_t>(user.tag()),
-                                      .is_small = user.is_of_one_span()});
-            // A span that has frames still has its note: that goes after them.
-            if (const span_note* note = heap_.notes.find(slot.begin);
-                note != nullptr && note->is_small()) {
-                note->marks.for_each(slot, [&](va_range block) {
-                    builder_.add_block(block, block.bytes, block_state::active_allocated);
-                });
+    struct seen_frame {
+        va_range slot;
+        segment_owner owner;
+    };
+    // As many as there is room for; all of them are counted.
+    template <class T>
+    class noted {
+    public:
+        // With room for what was counted the last time, and some more.
+        void begin() {
+            list_.clear();
+            list_.reserve(count_ + count_ / 8);
+            count_ = 0;
+        }
+        void add(const T& one) noexcept {
+            if (count_++ < list_.capacity()) {
+                list_.push_back(one);
             }
-        });
+        }
+        [[nodiscard]] bool has_all() const noexcept { return count_ == list_.size(); }
+        [[nodiscard]] const std::vector<T>& list() const noexcept { return list_; }
+
+    private:
+        std::vector<T> list_;
+        std::size_t count_ = 0;
+    };
+
+    // Counted and noted under the lock of the frames, where nothing may be allocated; anew where more came meanwhile.
+    void add_frames() {
+        noted<seen_frame> frames;
+        noted<va_range> blocks;
+        do {
+            frames.begin();
+            blocks.begin();
+            heap_.frames.for_each_frame([&](va_range slot, const frame_user& user) {
+                frames.add({slot,
+                            {.stream = user.queue().value,
+                             .tag = static_cast<std::uint16_t>(user.tag()),
+                             .is_small = user.is_of_one_span()}});
+                // A span that has frames still has its note: that goes after them.
+                if (const span_note* note = heap_.notes.find(slot.begin);
+                    note != nullptr && note->is_small()) {
+                    note->marks.for_each(slot, [&](va_range block) { blocks.add(block); });
+                }
+            });
+        } while (!frames.has_all() || !blocks.has_all());
+        for (const seen_frame& one : frames.list()) {
+            builder_.add_frame(one.slot, one.owner);
+        }
+        for (const va_range block : blocks.list()) {
+            builder_.add_block(block, block.bytes, block_state::active_allocated);
+        }
     }
     void add_blocks_of(heap_shelf& home) {
         home.large.for_each_extent([&](const extent& one) {

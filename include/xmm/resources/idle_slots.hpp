@@ -7,7 +7,7 @@
 //          Slots is what device_frames lets its parts do with a user and its spans.
 // Threads  The lock of device_frames guards it; users' locks are only tried, but for the errand's own user's, which is
 //          held.
-// Failure  reserve is false without memory; after it list allocates nothing: faults list, too.
+// Failure  Where try_fit has made room, list allocates nothing: faults list, too.
 // See      frame_errand.hpp, frame_users.hpp.
 #pragma once
 
@@ -21,6 +21,7 @@
 #include <xmm/resources/frame_port.hpp>
 #include <xmm/resources/frame_users.hpp>
 #include <xmm/resources/slot_span.hpp>
+#include <xmm/resources/vector_room.hpp>
 
 namespace xmm {
 
@@ -47,14 +48,17 @@ public:
     [[nodiscard]] heap& wanted() noexcept { return wanted_; }
     [[nodiscard]] heap& others() noexcept { return others_; }
 
-    [[nodiscard]] bool reserve(std::size_t slots) noexcept {
-        try {
-            wanted_.reserve(slots);
-            others_.reserve(slots);
-            return true;
-        } catch (const std::bad_alloc&) {
-            return false;
+    struct room {
+        vector_room<idle_slot> wanted;
+        vector_room<idle_slot> others;
+
+        [[nodiscard]] bool try_make(std::size_t slots) noexcept {
+            return wanted.try_make(slots) && others.try_make(slots);
         }
+    };
+    // False: what was made is too small.
+    [[nodiscard]] bool try_fit(room& made, std::size_t slots) noexcept {
+        return made.wanted.try_fit(wanted_, slots) && made.others.try_fit(others_, slots);
     }
     // Once a round. Users that have no frame any more leave.
     void list(frame_users<Slots>& users, frame_errand& job) noexcept {
@@ -131,7 +135,7 @@ private:
             for (std::size_t slot = span.next(0, end, true); slot < end;
                  slot = span.next(slot + 1, end, true)) {
                 if (Slots::is_idle(span, slot)) {
-                    // There is room, see reserve; at worst those found so far will have to do.
+                    // There is room, see try_fit; at worst those found so far will have to do.
                     try {
                         to.push_back({Slots::stamp_of(span, slot), &span, slot});
                     } catch (const std::bad_alloc&) {

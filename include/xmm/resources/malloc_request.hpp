@@ -43,7 +43,7 @@ struct malloc_surroundings {
 };
 
 // Asked when nothing else is left: true if it freed something worth another try. Runs on the thread that
-// allocates, with no lock held.
+// allocates, with no lock held. It does not throw: an exception ends the program.
 using shortage_callback = bool (*)(std::size_t bytes, void* context);
 
 struct block_info {

@@ -41,6 +41,7 @@ public:
     }
 
     [[nodiscard]] std::size_t most_bytes() const noexcept override { return device_.book->limit(); }
+    [[nodiscard]] std::size_t used_bytes() const noexcept override { return device_.book->used(); }
     [[nodiscard]] result<port_frame> create(std::size_t bytes) noexcept override {
         result<frame_record*> taken = device_.pool.take(bytes);
         return taken ? result<port_frame>{port_frame{*taken}} : result<port_frame>{taken.error()};

@@ -7,7 +7,7 @@
 //          never before the work up to the slot's last release is done.
 // Threads  None of its own: the lock of device_frames guards it. Which slots have one is in the span, and may be
 //          read without that lock.
-// Failure  reserve is false without memory. Where there is no room, frames are unmapped instead.
+// Failure  Where there is no room, frames are unmapped instead.
 // See      device_frames.hpp.
 #pragma once
 
@@ -15,13 +15,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <vector>
 
 #include <xmm/core/config.hpp>
 #include <xmm/core/types.hpp>
 #include <xmm/resources/frame_port.hpp>
 #include <xmm/resources/slot_span.hpp>
+#include <xmm/resources/vector_room.hpp>
 
 namespace xmm {
 
@@ -36,14 +36,17 @@ public:
         std::uint64_t stamp;  // of the slot's last release
     };
 
-    // Room for a mapping of each of so many slots, up to `most`.
-    [[nodiscard]] bool reserve(std::size_t slots) noexcept {
-        try {
-            entries_.reserve(std::min(slots, most));
-            return true;
-        } catch (const std::bad_alloc&) {
-            return false;
+    // For a mapping of each of so many slots, up to `most`.
+    struct room {
+        vector_room<entry> entries;
+
+        [[nodiscard]] bool try_make(std::size_t slots) noexcept {
+            return entries.try_make(std::min(slots, most));
         }
+    };
+    // False: what was made is too small.
+    [[nodiscard]] bool try_fit(room& made, std::size_t slots) noexcept {
+        return made.entries.try_fit(entries_, std::min(slots, most));
     }
     [[nodiscard]] bool has_room() const noexcept { return entries_.size() < entries_.capacity(); }
     [[nodiscard]] std::size_t count() const noexcept { return entries_.size(); }

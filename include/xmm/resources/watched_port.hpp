@@ -29,6 +29,7 @@ public:
     }
     void release(va_range reservation) noexcept override { to_.release(reservation); }
     std::size_t most_bytes() const noexcept override { return to_.most_bytes(); }
+    std::size_t used_bytes() const noexcept override { return to_.used_bytes(); }
     result<port_frame> create(std::size_t bytes) noexcept override {
         const timing watch{counts_, heap_count::device_alloc};
         result<port_frame> made = to_.create(bytes);

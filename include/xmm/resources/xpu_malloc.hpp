@@ -42,6 +42,7 @@
 #include <xmm/resources/jemalloc_table.hpp>
 #include <xmm/resources/malloc_ladder.hpp>
 #include <xmm/resources/malloc_request.hpp>
+#include <xmm/resources/out_of_memory.hpp>
 #include <xmm/resources/pool_tags.hpp>
 #include <xmm/resources/returned_blocks.hpp>
 #include <xmm/resources/shelf_clearing.hpp>
@@ -90,6 +91,9 @@ public:
 
     // Work submitted to `last_user` before may still use the block; queue 0: no work does but its own queue's. May
     // wait for a queue where more than six others used the block, or the host has no memory to note them.
+    // not_mapped: no address of this heap. invalid_argument: no block begins there, or it was given back. In all other
+    // cases the block stays the program's. busy: a queue that used it is being captured, or is gone without a word.
+    // no_memory: too much waits in such a queue. Any other: the wait for one failed.
     status deallocate(void* block, queue_id last_user = {}) noexcept {
         const address at = to_address(block);
         desk* mine = desks_.of_thread();
@@ -140,6 +144,10 @@ public:
 
     // ---- questions
 
+    // Whether the heap can ask the queue how far it is; not so one of another space's driver, or one that is gone.
+    [[nodiscard]] bool knows(queue_id queue) noexcept {
+        return heap_.port.record(queue).code() != errc::invalid_argument;
+    }
     [[nodiscard]] bool owns(const void* pointer) const noexcept {
         return heap_.notes.find(to_address(pointer)) != nullptr;
     }
@@ -166,6 +174,16 @@ public:
     [[nodiscard]] heap_statistics& statistics() noexcept { return heap_.journal.statistics(); }
     [[nodiscard]] trace_recorder& recorder() noexcept { return heap_.journal.recorder(); }
     [[nodiscard]] device_frames& frames() noexcept { return heap_.frames; }
+    // What the device is charged with, for all who draw on it, and what it may hold. Of a device that keeps no book,
+    // what this heap has.
+    [[nodiscard]] resource_usage usage() const noexcept {
+        if (registry::is_forked_child()) {
+            return {};
+        }
+        const std::size_t most = heap_.port.most_bytes();
+        return {std::max(heap_.port.used_bytes(), heap_.frames.counts().reserved_bytes),
+                most == SIZE_MAX ? 0 : most};
+    }
 
     // ---- memory
 
@@ -206,7 +224,7 @@ public:
         return registry::is_forked_child() ? 0 : heap_.frames.reserved_bytes(tag.value);
     }
     // Null: none. When it returns, no other thread is in the callback before any more; called from that one, it
-    // does not wait. So the caller holds nothing that the callback may wait for.
+    // does not wait. So the caller holds nothing that the callback may wait for. The callback does not throw.
     void set_shortage_callback(shortage_callback callback, void* context) noexcept {
         if (!registry::is_forked_child()) {
             ladder_.users_help().set(callback, context);
