@@ -619,6 +619,23 @@ const child_case asked{
         XMM_EXPECT(s.calls == calls);
         return 0;
     }};
+// A sink would answer for ever that the page is there.
+void jump_to(volatile std::uint64_t* at) {
+    ::alarm(10);
+    reinterpret_cast<void (*)()>(to_address(const_cast<std::uint64_t*>(at)))();
+}
+const child_case jumps_into_page{"jumps into a page", [] {
+                                     const store s{2};
+                                     *s.page(1) = 1;
+                                     jump_to(s.page(1));
+                                     return 1;
+                                 }};
+const child_case jumps_into_hole{"jumps into a hole", [] {
+                                     const store s{2};
+                                     jump_to(s.page(1));
+                                     return 1;
+                                 }};
+
 const child_case refused_system_call{
     "refused system call", [] {
         store s{2};
@@ -732,6 +749,16 @@ TEST_CASE("fault_trap: a foreign fault with the default action kills") {
         expect_death_by_fault(end);
         CHECK_FALSE(end.says("xmm:"));
     });
+}
+
+TEST_CASE("fault_trap: a jump into memory of a sink kills as any jump into data does") {
+    for (const char* name : {"jumps into a page", "jumps into a hole"}) {
+        in_both_ways(name, [](const child_end& end, bool) {
+            expect_death_by_fault(end);
+            CHECK(end.signal != SIGALRM);
+            CHECK_FALSE(end.says("xmm:"));
+        });
+    }
 }
 
 TEST_CASE("fault_trap: ignored and sent signals do what they did") {

@@ -11,8 +11,8 @@
 //          work that takes long, and may itself lead to a fault, only with a long_wait: one service thread is
 //          always left for other faults. Without, it answers `deferred`, and the trap asks again.
 // Failure  What a sink cannot resolve gets one message on stderr, then the handler that was there before
-//          the trap, which usually ends the process. Faults that no sink owns go to that handler as if
-//          the trap were not there.
+//          the trap, which usually ends the process. Faults that no sink owns, and jumps, go to that handler
+//          as if the trap were not there.
 // Limits   By signals only (no userfaultfd): a system call on a hole gets EFAULT, without a signal; a
 //          thread that blocks SIGSEGV is killed by the kernel. In both ways: a handler installed later
 //          must chain, or be followed by rearm(); an earlier handler without SA_ONSTACK runs on the
@@ -447,10 +447,12 @@ inline void fault_trap::on_signal(int signal, siginfo_t* info, void* context) no
 
 inline void fault_trap::handle_signal(int signal, siginfo_t& info, void* context) noexcept {
     const auto wanted = detail::wanted_by(*static_cast<const ucontext_t*>(context));
-    // Called by a handler that we chained to: it has been asked for already.
-    const answer got = is_missing_page(signal, info) && !detail::signal_chain::is_called_again(info)
-                           ? serve_from_handler(to_address(info.si_addr), wanted)
-                           : answer::not_ours;
+    // A sink maps data, so no mapping of its cures a jump there. Called by a handler that we chained to: it has been
+    // asked for already.
+    const bool is_asked_for = wanted != access::none && is_missing_page(signal, info) &&
+                              !detail::signal_chain::is_called_again(info);
+    const answer got =
+        is_asked_for ? serve_from_handler(to_address(info.si_addr), wanted) : answer::not_ours;
     if (got == answer::retry) {
         return;
     }

@@ -26,11 +26,17 @@
 
 namespace xmm::detail {
 
-// What the access that raised the signal wanted; a write where the processor does not tell.
+// What the access that raised the signal wanted; a write where the processor does not tell. None of both: it fetched
+// an instruction.
 [[nodiscard]] inline access wanted_by(const ucontext_t& context) noexcept {
 #if defined(__x86_64__)
     constexpr greg_t write_bit = 2;
-    return (context.uc_mcontext.gregs[REG_ERR] & write_bit) != 0 ? access::write : access::read;
+    constexpr greg_t fetch_bit = 16;
+    const greg_t error = context.uc_mcontext.gregs[REG_ERR];
+    if ((error & fetch_bit) != 0) {
+        return access::none;
+    }
+    return (error & write_bit) != 0 ? access::write : access::read;
 #elif defined(__aarch64__)
     // Records {magic, bytes} follow each other; the one with this magic holds the syndrome register.
     constexpr std::uint32_t esr_magic = 0x45535201;
@@ -42,7 +48,11 @@ namespace xmm::detail {
         if (head[0] == esr_magic) {
             std::uint64_t esr = 0;
             std::memcpy(&esr, at + 8, sizeof esr);
-            const bool is_data_abort = (esr >> 26 & 0x3f) == 0x24 || (esr >> 26 & 0x3f) == 0x25;
+            const std::uint64_t kind = esr >> 26 & 0x3f;
+            if (kind == 0x20 || kind == 0x21) {
+                return access::none;
+            }
+            const bool is_data_abort = kind == 0x24 || kind == 0x25;
             const bool is_write = is_data_abort && (esr >> 6 & 1) != 0;
             return is_write ? access::write : access::read;
         }
