@@ -59,6 +59,11 @@ public:
         return {range_.begin + i * os_page_, os_page_};
     }
 
+    // As if the file were cut short: its mapped pages raise SIGBUS while it is.
+    void resize_file(std::size_t bytes) const {
+        XMM_EXPECT(::ftruncate(file_, static_cast<off_t>(bytes)) == 0);
+    }
+
     std::atomic<cpu_fault_outcome> outcome{cpu_fault_outcome::resolved};
     std::atomic<const char*> why{""};
     std::atomic<int> failures_left{0};  // this many calls have no memory, whatever the outcome is
@@ -597,6 +602,12 @@ const child_case fails_then_works{
         XMM_EXPECT(*s.page(0) == 5);
         XMM_EXPECT(store::trap().make_hole(s.range()).is_ok());
         XMM_EXPECT(*s.page(0) == 5 && *s.page(1) == 1);
+        // By userfaultfd: poisoned and tried again once more, at the same address.
+        for (int i = 0; i < 3; ++i) {
+            XMM_EXPECT(store::trap().make_hole(s.range()).is_ok());
+            s.failures_left = 1;
+            XMM_EXPECT(*s.page(1) == 1);
+        }
         return 0;
     }};
 const child_case asked{
@@ -635,6 +646,40 @@ const child_case jumps_into_hole{"jumps into a hole", [] {
                                      jump_to(s.page(1));
                                      return 1;
                                  }};
+
+const child_case file_cut{"file cut", [] {
+                              const store s{2};
+                              XMM_EXPECT(*s.page(1) == 1);
+                              s.resize_file(0);
+                              ::alarm(10);
+                              static_cast<void>(*s.page(1));
+                              return 1;
+                          }};
+const store* of_bus_handler = nullptr;
+const child_case file_cut_chains{
+    "file cut chains", [] {
+        struct sigaction action {};
+        action.sa_handler = [](int) {
+            ++earlier_calls;
+            of_bus_handler->resize_file(of_bus_handler->range().bytes);
+        };
+        ::sigaction(SIGBUS, &action, nullptr);
+        const store s{2};
+        of_bus_handler = &s;
+        XMM_EXPECT(*s.page(1) == 1 && s.calls == 1);
+        ::alarm(10);
+        for (int round = 1; round <= 3; ++round) {
+            s.resize_file(0);
+            XMM_EXPECT(*s.page(1) == 0);
+            XMM_EXPECT(earlier_calls == round);
+            XMM_EXPECT(s.calls == 2);  // once was enough to know
+        }
+        std::thread{[&] {
+            s.resize_file(0);
+            XMM_EXPECT(*s.page(1) == 0 && earlier_calls == 4 && s.calls == 3);
+        }}.join();
+        return 0;
+    }};
 
 const child_case refused_system_call{
     "refused system call", [] {
@@ -759,6 +804,14 @@ TEST_CASE("fault_trap: a jump into memory of a sink kills as any jump into data 
             CHECK_FALSE(end.says("xmm:"));
         });
     }
+}
+
+TEST_CASE("fault_trap: a SIGBUS that no mapping cures goes to the handler before") {
+    in_both_ways("file cut", [](const child_end& end, bool) {
+        CHECK((end.signal == SIGBUS || (xmm_test::has_sanitizer && end.exit_code > 0)));
+        CHECK_FALSE(end.says("xmm:"));
+    });
+    in_both_ways("file cut chains", [](const child_end& end, bool) { CHECK(end.exit_code == 0); });
 }
 
 TEST_CASE("fault_trap: ignored and sent signals do what they did") {
