@@ -525,6 +525,40 @@ const child_case rearms{
         XMM_EXPECT(earlier_calls == 2);
         return 0;
     }};
+const child_case rearms_in_order{"rearms in order", [] {
+                                     install(earlier_plain);
+                                     const store s{1};
+                                     // Each of them comes back before one that came after it, more often than there is room for handlers.
+                                     for (int i = 0; i < 20; ++i) {
+                                         install(SIG_DFL);
+                                         XMM_EXPECT(store::trap().rearm().is_ok());
+                                         install(earlier_plain);
+                                         XMM_EXPECT(store::trap().rearm().is_ok());
+                                     }
+                                     make_foreign_page();
+                                     touch_foreign_page();
+                                     XMM_EXPECT(earlier_calls == 1);
+                                     // Who called us goes on with those before it, in the new order.
+                                     ::sigaction(SIGSEGV, nullptr, &before_later);
+                                     install(later_that_chains);
+                                     XMM_EXPECT(store::trap().rearm().is_ok());
+                                     make_foreign_page();
+                                     touch_foreign_page();
+                                     XMM_EXPECT(later_calls == 1 && earlier_calls == 2);
+                                     return 0;
+                                 }};
+const child_case rearms_once_more{"rearms once more", [] {
+                                      install(earlier_plain, static_cast<int>(SA_RESETHAND));
+                                      const store s{1};
+                                      for (int calls = 1; calls <= 2; ++calls) {
+                                          make_foreign_page();
+                                          touch_foreign_page();
+                                          XMM_EXPECT(earlier_calls == calls);
+                                          install(earlier_plain, static_cast<int>(SA_RESETHAND));
+                                          XMM_EXPECT(store::trap().rearm().is_ok());
+                                      }
+                                      return 0;
+                                  }};
 const child_case rearm_needed{
     "rearm needed", [] {
         store s{2};
@@ -784,7 +818,7 @@ TEST_CASE("fault_trap: a handler installed for one signal is called once") {
 }
 
 TEST_CASE("fault_trap: rearm takes the front again, and nobody is called twice") {
-    for (const char* name : {"rearms", "rearm needed"}) {
+    for (const char* name : {"rearms", "rearms in order", "rearms once more", "rearm needed"}) {
         in_both_ways(name, [](const child_end& end, bool) { CHECK(end.exit_code == 0); });
     }
 }
