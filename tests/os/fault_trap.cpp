@@ -59,6 +59,11 @@ public:
         return {range_.begin + i * os_page_, os_page_};
     }
 
+    // As if the file were cut short: its mapped pages raise SIGBUS while it is.
+    void resize_file(std::size_t bytes) const {
+        XMM_EXPECT(::ftruncate(file_, static_cast<off_t>(bytes)) == 0);
+    }
+
     std::atomic<cpu_fault_outcome> outcome{cpu_fault_outcome::resolved};
     std::atomic<const char*> why{""};
     std::atomic<int> failures_left{0};  // this many calls have no memory, whatever the outcome is
@@ -162,6 +167,8 @@ TEST_SUITE("fault_trap in either way") {
         CHECK_FALSE(fault_trap::is_service_thread());
         if (!conf::of_process().flag("userfaultfd", true)) {
             CHECK_FALSE(fault_trap::instance().has_userfaultfd());
+        } else if (!fault_trap::instance().has_userfaultfd()) {
+            MESSAGE("skipped: userfaultfd is not granted; each test here goes by signals alone");
         }
     }
 
@@ -520,6 +527,40 @@ const child_case rearms{
         XMM_EXPECT(earlier_calls == 2);
         return 0;
     }};
+const child_case rearms_in_order{"rearms in order", [] {
+                                     install(earlier_plain);
+                                     const store s{1};
+                                     // Each of them comes back before one that came after it, more often than there is room for handlers.
+                                     for (int i = 0; i < 20; ++i) {
+                                         install(SIG_DFL);
+                                         XMM_EXPECT(store::trap().rearm().is_ok());
+                                         install(earlier_plain);
+                                         XMM_EXPECT(store::trap().rearm().is_ok());
+                                     }
+                                     make_foreign_page();
+                                     touch_foreign_page();
+                                     XMM_EXPECT(earlier_calls == 1);
+                                     // Who called us goes on with those before it, in the new order.
+                                     ::sigaction(SIGSEGV, nullptr, &before_later);
+                                     install(later_that_chains);
+                                     XMM_EXPECT(store::trap().rearm().is_ok());
+                                     make_foreign_page();
+                                     touch_foreign_page();
+                                     XMM_EXPECT(later_calls == 1 && earlier_calls == 2);
+                                     return 0;
+                                 }};
+const child_case rearms_once_more{"rearms once more", [] {
+                                      install(earlier_plain, static_cast<int>(SA_RESETHAND));
+                                      const store s{1};
+                                      for (int calls = 1; calls <= 2; ++calls) {
+                                          make_foreign_page();
+                                          touch_foreign_page();
+                                          XMM_EXPECT(earlier_calls == calls);
+                                          install(earlier_plain, static_cast<int>(SA_RESETHAND));
+                                          XMM_EXPECT(store::trap().rearm().is_ok());
+                                      }
+                                      return 0;
+                                  }};
 const child_case rearm_needed{
     "rearm needed", [] {
         store s{2};
@@ -597,6 +638,12 @@ const child_case fails_then_works{
         XMM_EXPECT(*s.page(0) == 5);
         XMM_EXPECT(store::trap().make_hole(s.range()).is_ok());
         XMM_EXPECT(*s.page(0) == 5 && *s.page(1) == 1);
+        // By userfaultfd: poisoned and tried again once more, at the same address.
+        for (int i = 0; i < 3; ++i) {
+            XMM_EXPECT(store::trap().make_hole(s.range()).is_ok());
+            s.failures_left = 1;
+            XMM_EXPECT(*s.page(1) == 1);
+        }
         return 0;
     }};
 const child_case asked{
@@ -619,6 +666,57 @@ const child_case asked{
         XMM_EXPECT(s.calls == calls);
         return 0;
     }};
+// A sink would answer for ever that the page is there.
+void jump_to(volatile std::uint64_t* at) {
+    ::alarm(10);
+    reinterpret_cast<void (*)()>(to_address(const_cast<std::uint64_t*>(at)))();
+}
+const child_case jumps_into_page{"jumps into a page", [] {
+                                     const store s{2};
+                                     *s.page(1) = 1;
+                                     jump_to(s.page(1));
+                                     return 1;
+                                 }};
+const child_case jumps_into_hole{"jumps into a hole", [] {
+                                     const store s{2};
+                                     jump_to(s.page(1));
+                                     return 1;
+                                 }};
+
+const child_case file_cut{"file cut", [] {
+                              const store s{2};
+                              XMM_EXPECT(*s.page(1) == 1);
+                              s.resize_file(0);
+                              ::alarm(10);
+                              static_cast<void>(*s.page(1));
+                              return 1;
+                          }};
+const store* of_bus_handler = nullptr;
+const child_case file_cut_chains{
+    "file cut chains", [] {
+        struct sigaction action {};
+        action.sa_handler = [](int) {
+            ++earlier_calls;
+            of_bus_handler->resize_file(of_bus_handler->range().bytes);
+        };
+        ::sigaction(SIGBUS, &action, nullptr);
+        const store s{2};
+        of_bus_handler = &s;
+        XMM_EXPECT(*s.page(1) == 1 && s.calls == 1);
+        ::alarm(10);
+        for (int round = 1; round <= 3; ++round) {
+            s.resize_file(0);
+            XMM_EXPECT(*s.page(1) == 0);
+            XMM_EXPECT(earlier_calls == round);
+            XMM_EXPECT(s.calls == 2);  // once was enough to know
+        }
+        std::thread{[&] {
+            s.resize_file(0);
+            XMM_EXPECT(*s.page(1) == 0 && earlier_calls == 4 && s.calls == 3);
+        }}.join();
+        return 0;
+    }};
+
 const child_case refused_system_call{
     "refused system call", [] {
         store s{2};
@@ -722,7 +820,7 @@ TEST_CASE("fault_trap: a handler installed for one signal is called once") {
 }
 
 TEST_CASE("fault_trap: rearm takes the front again, and nobody is called twice") {
-    for (const char* name : {"rearms", "rearm needed"}) {
+    for (const char* name : {"rearms", "rearms in order", "rearms once more", "rearm needed"}) {
         in_both_ways(name, [](const child_end& end, bool) { CHECK(end.exit_code == 0); });
     }
 }
@@ -732,6 +830,24 @@ TEST_CASE("fault_trap: a foreign fault with the default action kills") {
         expect_death_by_fault(end);
         CHECK_FALSE(end.says("xmm:"));
     });
+}
+
+TEST_CASE("fault_trap: a jump into memory of a sink kills as any jump into data does") {
+    for (const char* name : {"jumps into a page", "jumps into a hole"}) {
+        in_both_ways(name, [](const child_end& end, bool) {
+            expect_death_by_fault(end);
+            CHECK(end.signal != SIGALRM);
+            CHECK_FALSE(end.says("xmm:"));
+        });
+    }
+}
+
+TEST_CASE("fault_trap: a SIGBUS that no mapping cures goes to the handler before") {
+    in_both_ways("file cut", [](const child_end& end, bool) {
+        CHECK((end.signal == SIGBUS || (xmm_test::has_sanitizer && end.exit_code > 0)));
+        CHECK_FALSE(end.says("xmm:"));
+    });
+    in_both_ways("file cut chains", [](const child_end& end, bool) { CHECK(end.exit_code == 0); });
 }
 
 TEST_CASE("fault_trap: ignored and sent signals do what they did") {

@@ -151,6 +151,17 @@ const child_case without_gpu_memory{
         return 0;
     }};
 
+const child_case without_denied_node{
+    "topology denied node", [] {
+        const topology& found = machine_topology();
+        XMM_EXPECT(found.hosts().size() == 1);
+        XMM_EXPECT(std::string{found.origin()} == "this machine");
+        XMM_EXPECT(found.hosts()[0].bytes <= std::size_t{1} << 30);
+        XMM_EXPECT(found.hosts()[0].bytes == std::size_t{1} << 30 ||
+                   found.limits().cgroup_bytes < std::size_t{1} << 30);
+        return 0;
+    }};
+
 const child_case many_devices{"topology many devices", [] {
                                   std::set<int> seen;
                                   std::vector<std::thread> threads;
@@ -227,6 +238,28 @@ TEST_CASE("topology: a GPU's memory is no memory that the hosts are still to be 
     ::close(file);
     const auto end =
         run_child("topology GPU memory", {"HWLOC_XMLFILE=" + path, "HWLOC_THISSYSTEM=1"});
+    ::unlink(path.c_str());
+    CAPTURE(end.errors);
+    CHECK(end.exit_code == 0);
+}
+
+TEST_CASE(
+    "topology: memory of nodes that a cpuset denies is no memory that the others are still to be "
+    "given") {
+    if (xmm::detail::bytes_of_machine() < std::size_t{2} << 30) {
+        MESSAGE("skipped: the machine has less memory than the nodes described");
+        return;
+    }
+    std::string described = two_far_nodes;
+    const std::string_view all = "allowed_nodeset=\"0x00000003\"";
+    described.replace(described.find(all), all.size(), "allowed_nodeset=\"0x00000001\"");
+    std::string path = "/tmp/xmm-topology-XXXXXX";
+    const int file = ::mkstemp(path.data());
+    REQUIRE(file >= 0);
+    REQUIRE(::write(file, described.data(), described.size()) > 0);
+    ::close(file);
+    const auto end =
+        run_child("topology denied node", {"HWLOC_XMLFILE=" + path, "HWLOC_THISSYSTEM=1"});
     ::unlink(path.c_str());
     CAPTURE(end.errors);
     CHECK(end.exit_code == 0);

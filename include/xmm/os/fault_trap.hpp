@@ -11,8 +11,8 @@
 //          work that takes long, and may itself lead to a fault, only with a long_wait: one service thread is
 //          always left for other faults. Without, it answers `deferred`, and the trap asks again.
 // Failure  What a sink cannot resolve gets one message on stderr, then the handler that was there before
-//          the trap, which usually ends the process. Faults that no sink owns go to that handler as if
-//          the trap were not there.
+//          the trap, which usually ends the process. Faults that no sink owns, jumps, and a SIGBUS that stays
+//          when the page is there, go to that handler as if the trap were not there.
 // Limits   By signals only (no userfaultfd): a system call on a hole gets EFAULT, without a signal; a
 //          thread that blocks SIGSEGV is killed by the kernel. In both ways: a handler installed later
 //          must chain, or be followed by rearm(); an earlier handler without SA_ONSTACK runs on the
@@ -36,6 +36,7 @@
 #include <xmm/core/lock.hpp>
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
+#include <xmm/os/bus_retries.hpp>
 #include <xmm/os/conf.hpp>
 #include <xmm/os/crash_message.hpp>
 #include <xmm/os/fault_requests.hpp>
@@ -50,7 +51,7 @@ namespace xmm {
 
 class fault_trap {
 public:
-    static constexpr const char* registry_key = "fault_trap/2";
+    static constexpr const char* registry_key = "fault_trap/3";
 
     static fault_trap& instance() { return registry::object<fault_trap>(); }
 
@@ -178,6 +179,7 @@ private:
     std::atomic<unsigned> long_waits_{0};       // (A) service threads that wait long
     detail::signal_chain segv_chain_;           // taking the front: (L)
     detail::signal_chain bus_chain_;            // the same
+    detail::bus_retries bus_retries_;           // its own
     detail::sink_table sinks_;                  // adding, hiding: (L)
     detail::request_board requests_;            // its own
     service_id services_[thread_count];         // per field
@@ -447,11 +449,20 @@ inline void fault_trap::on_signal(int signal, siginfo_t* info, void* context) no
 
 inline void fault_trap::handle_signal(int signal, siginfo_t& info, void* context) noexcept {
     const auto wanted = detail::wanted_by(*static_cast<const ucontext_t*>(context));
-    // Called by a handler that we chained to: it has been asked for already.
-    const answer got = is_missing_page(signal, info) && !detail::signal_chain::is_called_again(info)
-                           ? serve_from_handler(to_address(info.si_addr), wanted)
-                           : answer::not_ours;
+    const address at = to_address(info.si_addr);
+    // Poisons are counted before a sink is asked, so that one of later is news.
+    const std::uint64_t bus_number =
+        signal == SIGBUS ? detail::bus_retries::number_of(at, events_.poisons()) : 0;
+    // A sink maps data, so no mapping of its cures a jump there. Called by a handler that we chained to: it has been
+    // asked for already.
+    const bool is_asked_for = wanted != access::none && is_missing_page(signal, info) &&
+                              !detail::signal_chain::is_called_again(info) &&
+                              !(signal == SIGBUS && bus_retries_.has(bus_number));
+    const answer got = is_asked_for ? serve_from_handler(at, wanted) : answer::not_ours;
     if (got == answer::retry) {
+        if (signal == SIGBUS) {
+            bus_retries_.note(bus_number);
+        }
         return;
     }
     // SIGBUS is our own doing here, by poison: to the program it is the SIGSEGV of any missing page.

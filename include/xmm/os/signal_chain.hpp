@@ -26,11 +26,17 @@
 
 namespace xmm::detail {
 
-// What the access that raised the signal wanted; a write where the processor does not tell.
+// What the access that raised the signal wanted; a write where the processor does not tell. None of both: it fetched
+// an instruction.
 [[nodiscard]] inline access wanted_by(const ucontext_t& context) noexcept {
 #if defined(__x86_64__)
     constexpr greg_t write_bit = 2;
-    return (context.uc_mcontext.gregs[REG_ERR] & write_bit) != 0 ? access::write : access::read;
+    constexpr greg_t fetch_bit = 16;
+    const greg_t error = context.uc_mcontext.gregs[REG_ERR];
+    if ((error & fetch_bit) != 0) {
+        return access::none;
+    }
+    return (error & write_bit) != 0 ? access::write : access::read;
 #elif defined(__aarch64__)
     // Records {magic, bytes} follow each other; the one with this magic holds the syndrome register.
     constexpr std::uint32_t esr_magic = 0x45535201;
@@ -42,7 +48,11 @@ namespace xmm::detail {
         if (head[0] == esr_magic) {
             std::uint64_t esr = 0;
             std::memcpy(&esr, at + 8, sizeof esr);
-            const bool is_data_abort = (esr >> 26 & 0x3f) == 0x24 || (esr >> 26 & 0x3f) == 0x25;
+            const std::uint64_t kind = esr >> 26 & 0x3f;
+            if (kind == 0x20 || kind == 0x21) {
+                return access::none;
+            }
+            const bool is_data_abort = kind == 0x24 || kind == 0x25;
             const bool is_write = is_data_abort && (esr >> 6 & 1) != 0;
             return is_write ? access::write : access::read;
         }
@@ -73,13 +83,13 @@ public:
     void call_earlier(int signal, siginfo_t& info, void* context, bool repeats) noexcept;
 
 private:
-    static constexpr unsigned capacity = 16;
+    static constexpr unsigned capacity = 15;  // four bits each, and a 0 at the end
 
     // In the tail of siginfo_t, which the kernel hands over zeroed and which handlers that chain pass on.
     struct mark {
         static constexpr std::uint64_t right_magic = 0x6b72616d6d6d7821;
         std::uint64_t magic;
-        std::uint64_t depth;
+        std::uint64_t number;  // of the handler that was called
     };
 
     [[nodiscard]] static mark mark_of(const siginfo_t& info) noexcept {
@@ -93,13 +103,34 @@ private:
     static const unsigned char* tail_of(const siginfo_t& info) noexcept {
         return reinterpret_cast<const unsigned char*>(&info) + sizeof info - sizeof(mark);
     }
+    // The same, but for `number`, which comes first.
+    [[nodiscard]] static std::uint64_t with_first(std::uint64_t order, unsigned number) noexcept {
+        std::uint64_t moved = number;
+        for (unsigned shift = 4; order != 0; order >>= 4) {
+            if ((order & 15) != number) {
+                moved |= (order & 15) << shift;
+                shift += 4;
+            }
+        }
+        return moved;
+    }
+    // Who comes after `number`; 0: nobody.
+    [[nodiscard]] static unsigned after(std::uint64_t order, std::uint64_t number) noexcept {
+        while (order != 0 && (order & 15) != number) {
+            order >>= 4;
+        }
+        return static_cast<unsigned>(order >> 4 & 15);
+    }
     static void die_of(int signal, siginfo_t& info, bool repeats) noexcept;
     static sigset_t mask_for(int signal, const struct sigaction& action,
                              const void* context) noexcept;
 
-    std::array<struct sigaction, capacity> earlier_{};    // (C) once counted
+    // (C) constant once in the order  (A) atomic  (O) the owner's lock. Handler number n is in place n - 1; the order
+    // is of numbers, four bits each, who is called first lowest.
+    std::array<struct sigaction, capacity> earlier_{};    // (C)
     std::array<std::atomic<bool>, capacity> is_spent_{};  // (A) SA_RESETHAND, and used
-    std::atomic<unsigned> count_{0};                      // (A)
+    unsigned count_ = 0;                                  // (O)
+    std::atomic<std::uint64_t> order_{0};                 // (A)
 };
 
 // Notes who is in front before taking its place: our handler may run at once.
@@ -109,20 +140,21 @@ inline status signal_chain::take_front(int signal, handler ours) noexcept {
     if ((front.sa_flags & SA_SIGINFO) != 0 && front.sa_sigaction == ours) {
         return {};
     }
-    // relaxed: written here only, by one caller at a time.
-    const unsigned count = count_.load(std::memory_order_relaxed);
     unsigned at = 0;
-    while (at < count && earlier_[at].sa_sigaction != front.sa_sigaction) {
+    while (at < count_ && earlier_[at].sa_sigaction != front.sa_sigaction) {
         ++at;  // one that was noted before and came back would be called twice
     }
-    if (at == count) {
-        if (count == capacity) {
+    if (at == count_) {
+        if (count_ == capacity) {
             return fail(errc::no_memory, "too many signal handlers were installed in front");
         }
-        earlier_[count] = front;
-        // release: pairs with the acquire in call_earlier.
-        count_.store(count + 1, std::memory_order_release);
+        earlier_[count_++] = front;
     }
+    // relaxed, both: written here only, by one caller at a time; of the flag, see call_earlier.
+    is_spent_[at].store(false, std::memory_order_relaxed);
+    const std::uint64_t order = order_.load(std::memory_order_relaxed);
+    // release: pairs with the acquire in call_earlier.
+    order_.store(with_first(order, at + 1), std::memory_order_release);
     struct sigaction mine {};
     mine.sa_sigaction = ours;
     mine.sa_mask = asynchronous_signals();
@@ -137,10 +169,10 @@ inline status signal_chain::take_front(int signal, handler ours) noexcept {
 inline void signal_chain::call_earlier(int signal, siginfo_t& info, void* context,
                                        bool repeats) noexcept {
     const mark before = mark_of(info);
-    // acquire: pairs with the release in take_front; what is counted is noted.
-    const unsigned next = before.magic == mark::right_magic
-                              ? static_cast<unsigned>(before.depth)
-                              : count_.load(std::memory_order_acquire);
+    // acquire: pairs with the release in take_front; who is in the order is noted.
+    const std::uint64_t order = order_.load(std::memory_order_acquire);
+    const unsigned next = before.magic == mark::right_magic ? after(order, before.number)
+                                                            : static_cast<unsigned>(order & 15);
     if (next == 0) {
         die_of(signal, info, repeats);
         return;
@@ -160,7 +192,7 @@ inline void signal_chain::call_earlier(int signal, siginfo_t& info, void* contex
     const sigset_t mask = mask_for(signal, action, context);
     sigset_t mask_before;
     ::pthread_sigmask(SIG_SETMASK, &mask, &mask_before);
-    set_mark(info, {mark::right_magic, next - 1});
+    set_mark(info, {mark::right_magic, next});
     if ((action.sa_flags & SA_SIGINFO) != 0) {
         action.sa_sigaction(signal, &info, context);
     } else {

@@ -69,7 +69,7 @@ public:
         topology one;
         one.add_whole_machine();
         one.distances_.assign(1, local_distance);
-        one.notice_limits();
+        one.notice_limits(true);
         return one;
     }
 
@@ -102,7 +102,7 @@ private:
     void read_distances(hwloc_topology* from);
     void add_whole_machine();
     [[nodiscard]] std::size_t bytes_of_hosts() const noexcept;
-    void notice_limits() noexcept;
+    void notice_limits(bool has_all_nodes) noexcept;
 
     std::vector<host_node> hosts_;
     std::vector<unsigned> distances_;  // row by row
@@ -144,6 +144,12 @@ namespace detail {
     return node->subtype != nullptr && std::strcmp(node->subtype, "GPUMemory") == 0;
 }
 
+// False where a cpuset denies the process some nodes of the machine: hwloc leaves those out.
+[[nodiscard]] inline bool has_all_nodes(hwloc_topology* from) noexcept {
+    return hwloc_bitmap_isequal(hwloc_topology_get_complete_nodeset(from),
+                                hwloc_topology_get_allowed_nodeset(from)) != 0;
+}
+
 }  // namespace detail
 
 inline result<topology> topology::discover(const char* synthetic) noexcept {
@@ -163,7 +169,7 @@ inline result<topology> topology::discover(const char* synthetic) noexcept {
         found.is_this_machine_ = hwloc_topology_is_thissystem(handle.get()) != 0;
         found.read_hosts(handle.get());
         found.read_distances(handle.get());
-        found.notice_limits();
+        found.notice_limits(detail::has_all_nodes(handle.get()));
         return found;
     } catch (const std::bad_alloc&) {
         return fail(errc::no_memory, "no memory for the topology");
@@ -280,11 +286,13 @@ inline void topology::add_whole_machine() {
     hosts_.push_back(detail::make_host(0, 0, bytes_of_hosts()));
 }
 
-inline void topology::notice_limits() noexcept {
+inline void topology::notice_limits(bool has_all_nodes) noexcept {
     if (!is_this_machine_) {
         return;
     }
-    detail::add_memory_to_come(hosts_, bytes_of_hosts());
+    if (has_all_nodes) {  // else what these hosts lack of the machine's memory is others'
+        detail::add_memory_to_come(hosts_, bytes_of_hosts());
+    }
     limits_.cgroup_bytes = cgroup_memory_limit();
     limits_.is_numa_refused = detail::is_mbind_refused(hosts_.front().os_index);
     detail::share_limit(hosts_, limits_.cgroup_bytes);

@@ -9,6 +9,7 @@
 //          would be no way to let go of a thread without a race against whoever maps the page.
 #pragma once
 
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 
@@ -111,14 +112,22 @@ public:
     // If the OS page is still watched and missing, its touches fail from now on, until something else
     // is mapped there. Threads that wait look again in any case.
     void poison(address at) noexcept {
+        // relaxed: before the kernel is asked, so before any SIGBUS that comes of it.
+        poisons_.fetch_add(1, std::memory_order_relaxed);
         uffd_poison_request page{align_down(at, os_page_bytes()), os_page_bytes(), 0, 0};
         while (::ioctl(file_, uffd_poison_call, &page) != 0 && errno == EAGAIN) {
         }
         wake(at);
     }
 
+    // How many there were.
+    [[nodiscard]] std::uint32_t poisons() const noexcept {
+        return poisons_.load(std::memory_order_relaxed);  // relaxed: as above
+    }
+
 private:
     int file_ = -1;
+    std::atomic<std::uint32_t> poisons_{0};
 };
 
 }  // namespace xmm::detail
