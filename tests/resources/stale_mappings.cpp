@@ -44,10 +44,13 @@ TEST_CASE("stale_mappings: what is left behind is counted, comes back, and ends 
 TEST_CASE("stale_mappings: entries are found by slot and by frame") {
     stale_mappings none;
     CHECK_FALSE(none.has_room());
-    REQUIRE(none.reserve(3));
+    stale_mappings::room made;
+    CHECK_FALSE(none.try_fit(made, 1));
+    REQUIRE(made.try_make(1));
+    CHECK_FALSE(none.try_fit(made, 2));
+    REQUIRE(none.try_fit(made, 1));
     CHECK(none.has_room());
     CHECK(none.count() == 0);
-    REQUIRE(none.reserve(stale_mappings::most * 2));
     test::fake_frames port;
     device_frames frames{port};
     slot_span* span = frames.reserve(4_MiB, 2_MiB, queue_id{}).value();
@@ -56,9 +59,12 @@ TEST_CASE("stale_mappings: entries are found by slot and by frame") {
     CHECK(none.end_at(port, *span, 0, until));
     CHECK(none.end_of(port, port_frame{}, until));
     const port_frame frame = port.create(2_MiB).value();
-    for (std::size_t slot : {1, 0}) {
-        none.push({span, slot, frame, 0});
-    }
+    none.push({span, 1, frame, 0});
+    CHECK_FALSE(none.has_room());
+    REQUIRE(made.try_make(stale_mappings::most * 2));  // more than there ever is room for
+    REQUIRE(none.try_fit(made, stale_mappings::most * 2));
+    REQUIRE(none.find(*span, 1) != nullptr);
+    none.push({span, 0, frame, 0});
     CHECK(none.count() == 2);
     CHECK(span->remembering(span->range()) == 2);
     CHECK(none.find(*span, 0)->frame.handle == frame.handle);
