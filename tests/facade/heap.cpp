@@ -495,6 +495,13 @@ TEST_CASE("heap: a refusal says node, bytes, what is used, and the limit") {
         CHECK(why.cause() != std::string{});
     }
     CHECK(is_refused);
+    const shortage told = r.of().last_shortage();
+    CHECK(told.node == r.device());
+    CHECK(told.bytes == 1_GiB);
+    CHECK(told.used == now.used);
+    CHECK(told.limit == 48_MiB);
+    CHECK(r.of().map(2_GiB, {.fixed = r.device()}).code() == errc::no_memory);
+    CHECK(r.of().last_shortage().bytes == 2_GiB);
     memory.deallocate_sync(kept, 8_MiB);
 }
 

@@ -18,7 +18,7 @@ public:
         : engine_{engine},
           node_{at},
           port_{core, engine.moves, engine.releases, at},
-          heap_{port_, at.id, {}, {this, &reclaim}} {
+          heap_{port_, at.id, {}, {this, &reclaim, &note_shortage}} {
         // release: pairs with the acquire in reclaimer; the heap is complete.
         node_.lender.store(this, std::memory_order_release);
     }
@@ -37,6 +37,10 @@ private:
     static std::size_t reclaim(void* self, std::size_t bytes) noexcept {
         auto& me = *static_cast<device_heap*>(self);
         return me.engine_.frames.reclaim(me.node_, bytes);
+    }
+    static void note_shortage(void* self, std::size_t bytes, const char* why) noexcept {
+        auto& me = *static_cast<device_heap*>(self);
+        me.engine_.frames.note_shortage(me.node_, bytes, why);
     }
 
     placement_engine& engine_;

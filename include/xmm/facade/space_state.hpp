@@ -330,7 +330,10 @@ private:
                         "this driver moves its pages itself: none can be fixed to a node");
         }
         if (wanted.fixed != no_node && bytes > core.limit_of(core.find_place(wanted.fixed))) {
-            return fail(errc::no_memory, "fixed memory larger than what its node may hold");
+            const status refused =
+                fail(errc::no_memory, "fixed memory larger than what its node may hold");
+            engine.frames.note_shortage(*core.find_node(wanted.fixed), bytes, refused.why);
+            return refused;
         }
         return wanted.name == nullptr ? fail(errc::invalid_argument, "a name is not null")
                                       : status{};

@@ -72,9 +72,7 @@ public:
         }
         result<frame_record*> taken = moves_.stock().take_counted(from, bytes);
         if (!taken) {
-            const shortage now{from.id, bytes, from.book->used(), from.book->limit(),
-                               taken.error().why};
-            with(shortage_lock_, [&] { last_shortage_ = now; });
+            note_shortage(from, bytes, taken.error().why);
         }
         return taken;
     }
@@ -103,11 +101,14 @@ public:
             return result<ledger::change>{std::move(under_way)};
         }
         const status refused = fail(errc::no_memory, "the node's budget is used up");
-        const shortage now{from.id, bytes, from.book->used(), from.book->limit(), refused.why};
-        with(shortage_lock_, [&] { last_shortage_ = now; });
+        note_shortage(from, bytes, refused.why);
         return refused;
     }
-    // The last time that obtain or reserve found nothing; node no_node: never.
+    void note_shortage(const node& from, std::size_t bytes, const char* why) noexcept {
+        const shortage now{from.id, bytes, from.book->used(), from.book->limit(), why};
+        with(shortage_lock_, [&] { last_shortage_ = now; });
+    }
+    // The last time that obtain or reserve found nothing, or that somebody noted it; node no_node: never.
     [[nodiscard]] shortage last_shortage() const noexcept {
         std::lock_guard guard{shortage_lock_};
         return last_shortage_;

@@ -82,6 +82,9 @@ public:
                          const char* why) noexcept {
         heap_.journal.statistics().count(heap_count::ooms);
         heap_.journal.note(trace_action::out_of_memory, home, 0, wanted.bytes);
+        if (around_.note_shortage != nullptr) {
+            around_.note_shortage(around_.self, wanted.bytes, why);
+        }
         return fail(errc::no_memory, why);
     }
 

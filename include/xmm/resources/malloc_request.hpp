@@ -40,6 +40,8 @@ struct malloc_surroundings {
     void* self = nullptr;
     // Makes the device give up about that many bytes of frames of unified memory, and says how many; or null.
     std::size_t (*reclaim)(void* self, std::size_t bytes) noexcept = nullptr;
+    // Told of a request that found no memory, and why; or null. The text is static.
+    void (*note_shortage)(void* self, std::size_t bytes, const char* why) noexcept = nullptr;
 };
 
 // Asked when nothing else is left: true if it freed something worth another try. Runs on the thread that
