@@ -173,9 +173,12 @@ public:
         }
         if (!look_for_a_while(value)) {
             const context_scope here{device_->calls(), device_->context()};
-            for (auto nap = shortest_nap; !is_done_in_context(value);) {
-                std::this_thread::sleep_for(nap);
-                nap = std::min(2 * nap, longest_nap);
+            // As long as a part of the time waited so far, so that what takes longer is looked at less often.
+            const auto began = std::chrono::steady_clock::now();
+            while (!is_done_in_context(value)) {
+                const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(
+                    std::chrono::steady_clock::now() - began);
+                std::this_thread::sleep_for(std::clamp(waited / 64, shortest_nap, longest_nap));
             }
         }
         return ring_.outcome_of(value, "the work was lost with its CUDA device");

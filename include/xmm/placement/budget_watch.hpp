@@ -20,6 +20,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include <xmm/os/registry.hpp>
 #include <xmm/os/signal_mask.hpp>
@@ -110,13 +111,27 @@ private:
         }
         return is_any;
     }
+    // While frames are being won it would only be in the way; but not for ever.
+    void map_when_quiet() noexcept {
+        constexpr unsigned most_put_off = 10;
+        std::uint32_t won = 0;
+        for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
+            // relaxed: a hint.
+            won += space_.at_slot(slot).reclaims_won.load(std::memory_order_relaxed);
+        }
+        const bool is_quiet = std::exchange(seen_won_, won) == won;
+        if (is_quiet || ++put_off_ > most_put_off) {
+            put_off_ = 0;
+            moves_.map_in_place();
+        }
+    }
     void watch() noexcept {
         std::unique_lock lock{lock_};
         // relaxed: as in stop.
         while (!bell_.wait_for(lock, period,
                                [&] { return is_stopping_.load(std::memory_order_relaxed); })) {
             lock.unlock();
-            moves_.map_in_place();
+            map_when_quiet();
             for (unsigned slot = space_.host_count(); slot < space_.node_count(); ++slot) {
                 node& one = space_.at_slot(slot);
                 if (measure(one) && one.book->used() > one.book->limit()) {
@@ -133,6 +148,8 @@ private:
     std::mutex lock_;  // held where is_stopping_ is set, so that the bell is heard
     std::condition_variable bell_;
     std::thread thread_;
+    std::uint32_t seen_won_ = 0;  // the thread's own, as is the next
+    unsigned put_off_ = 0;
     std::atomic<bool> is_stopping_{false};  // (A)
 };
 

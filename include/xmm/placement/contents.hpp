@@ -277,6 +277,9 @@ private:
             for (unsigned i = 0; i < one.count; ++i) {
                 ranges[i] = one.pieces[i].to;
             }
+            // What lies in a row is one call of a driver that owns the pages, if it also comes in a row.
+            std::sort(ranges.begin(), ranges.begin() + one.count,
+                      [](va_range a, va_range b) { return a.begin < b.begin; });
             const std::span<const va_range> all{ranges.data(), one.count};
             if (one.has_copies) {
                 // For as long as there are copies: else the driver would make some of its own.

@@ -176,7 +176,7 @@ private:
     }
     // A driver that owns the pages yields the link to nobody, and is told of many at once.
     static std::size_t stretch_bytes(std::size_t limit, bool is_steered) noexcept {
-        const std::size_t most = std::size_t{is_steered ? 256u : 8u} << 20;
+        const std::size_t most = std::size_t{is_steered ? 512u : 8u} << 20;
         // At least one granule is tried, whatever the budget: a job that looks at none never ends.
         return std::clamp<std::size_t>(limit / (8 * worker_count), 1, most);
     }

@@ -176,7 +176,8 @@ public:
         // One batch is copied while others are cleared, mapped and dropped.
         std::array<std::thread, shrinking_threads - 1> others;
         const std::size_t used = one.book->used();
-        if (used > one.book->limit() && used - one.book->limit() >= 8 * batch_bytes) {
+        if (threads_for(one) > 1 && used > one.book->limit() &&
+            used - one.book->limit() >= 8 * batch_bytes) {
             const detail::signals_blocked quiet;  // signals belong to the program's own threads
             for (std::thread& other : others) {
                 try {
@@ -203,6 +204,10 @@ public:
     }
 
 private:
+    // A driver that owns the pages does what several threads tell it one after the other, and slower than what one does.
+    static unsigned threads_for(const node& one) noexcept {
+        return is_steered(one) ? 1 : shrinking_threads;
+    }
     bool shrink_alone(node& one, const std::atomic<bool>* gives_up) noexcept {
         // What is won may be taken by others before it is dropped: as in obtain, not for ever.
         std::size_t lowest = SIZE_MAX;
@@ -223,7 +228,7 @@ private:
                 return false;
             }
             const std::size_t part =
-                std::max((used - limit) / shrinking_threads, std::min(used - limit, batch_bytes));
+                std::max((used - limit) / threads_for(one), std::min(used - limit, batch_bytes));
             std::uint64_t latest_ns = 0;
             if (reclaim(one, part) == 0 &&
                 !await_others(one, seen, awaited::arrivals_too, latest_ns)) {
