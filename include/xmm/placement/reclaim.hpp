@@ -204,7 +204,7 @@ public:
     }
 
 private:
-    // A driver that owns the pages does what several threads tell it one after the other, and slower than what one does.
+    // A driver that owns the pages is slower when several threads tell it: it does one after the other anyway.
     static unsigned threads_for(const node& one) noexcept {
         return is_steered(one) ? 1 : shrinking_threads;
     }
