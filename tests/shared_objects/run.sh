@@ -31,6 +31,11 @@ fi
 [ -n "$gcc" ] || gcc=$clang
 [ -n "$clang" ] || clang=$gcc
 
+# Sanitizers have one run time per process, which is the program's: so there the parts are g++'s.
+if [ -n "$flags" ]; then
+    clang=$gcc
+    missing=
+fi
 libraries=$(pkg-config --libs hwloc 2>/dev/null || echo -lhwloc)
 options="-std=c++20 -O1 -Wall -Wextra -Wpedantic -Werror -fvisibility=hidden -fvisibility-inlines-hidden -pthread"
 fail() { echo "FAILED: $*"; exit 1; }
@@ -41,10 +46,8 @@ build() {  # compiler, output, source, extra
 build "$gcc" "$work/by_gcc.so" part.cpp "-shared -fPIC"
 build "$clang" "$work/by_clang.so" part.cpp "-shared -fPIC"
 build "$gcc" "$work/program_gcc" program.cpp
-# Sanitizers have one run time per process, which is the program's: so there the parts are g++'s.
 if [ -n "$flags" ]; then
     programs="$work/program_gcc"
-    build "$gcc" "$work/by_clang.so" part.cpp "-shared -fPIC"
 else
     programs="$work/program_gcc $work/program_clang"
     build "$clang" "$work/program_clang" program.cpp
@@ -68,7 +71,6 @@ echo "$runs runs, one registry in each"
 # The same, where they show all their functions to each other.
 shown="-shared -fPIC -fvisibility=default -fno-visibility-inlines-hidden"
 build "$gcc" "$work/gcc_shown.so" part.cpp "$shown"
-[ -n "$flags" ] && clang=$gcc
 build "$clang" "$work/clang_shown.so" part.cpp "$shown"
 runs=0
 for order in "$work/gcc_shown.so $work/clang_shown.so" "$work/clang_shown.so $work/gcc_shown.so" \
