@@ -8,6 +8,7 @@
 // Failure  take() passes on what the opener says; no_memory where all slots are taken.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bitset>
@@ -68,8 +69,9 @@ public:
     // std::bad_alloc, also where 4095 drivers live.
     explicit queue_slots(std::uint32_t salt)
         : slots_{std::make_unique<std::array<slot, count>>()},
-          is_taken_{salt == 0},
-          salt_{salt != 0 ? salt : registry::object<queue_salts>().take()} {
+          // A child of fork takes none: the lock may have been another thread's at the fork.
+          is_taken_{salt == 0 && !registry::is_forked_child()},
+          salt_{is_taken_ ? registry::object<queue_salts>().take() : std::max(salt, 1u)} {
         XMM_ASSERT(salt_ < queue_salts::end, "a salt has 12 bits");
         if (salt_ == 0) {
             throw std::bad_alloc{};

@@ -29,7 +29,7 @@
 /* The same as in xmm/core/config.hpp, where both are included. */
 #ifndef XMM_VERSION_MAJOR
 #define XMM_VERSION_MAJOR 0
-#define XMM_VERSION_MINOR 3
+#define XMM_VERSION_MINOR 4
 #define XMM_VERSION_PATCH 0
 #endif
 #define XMM_VERSION (XMM_VERSION_MAJOR * 10000 + XMM_VERSION_MINOR * 100 + XMM_VERSION_PATCH)
@@ -75,7 +75,7 @@ enum {
 
 /* XMM_VERSION of the library that is loaded. */
 XMM_API uint32_t xmm_version(void) XMM_NOEXCEPT;
-/* "0.3.0" */
+/* "0.4.0" */
 XMM_API const char* xmm_version_text(void) XMM_NOEXCEPT;
 /* "no memory", ...; "?" for what is no status. */
 XMM_API const char* xmm_status_name(xmm_status status) XMM_NOEXCEPT;
@@ -135,7 +135,7 @@ XMM_API xmm_status xmm_queue_synchronize(xmm_queue queue) XMM_NOEXCEPT;
  * NULL it is done on return. The ranges do not overlap. Plain memory can be read, or written, as the copy needs:
  * only that it is mapped is checked. */
 XMM_API xmm_status xmm_copy(void* to, const void* from, size_t bytes, xmm_queue queue) XMM_NOEXCEPT;
-/* Since 0.3: how many copies in the order of a queue came to nothing when their turn came, in this process so far: plain
+/* Since 0.4: how many copies in the order of a queue came to nothing when their turn came, in this process so far: plain
  * memory was gone by then, or no memory was left for a page. The queue goes on, and xmm_queue_synchronize answers
  * XMM_OK: who must know compares this before and after. */
 XMM_API uint64_t xmm_copy_failures(void) XMM_NOEXCEPT;

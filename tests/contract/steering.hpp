@@ -82,8 +82,8 @@ void check_advice() {
     auto* words = static_cast<std::uint64_t*>(to_pointer(range.begin));
     words[0] = 9;
     for (const driver_advice what :
-         {driver_advice::preferred, driver_advice::read_mostly, driver_advice::unset_read_mostly,
-          driver_advice::unset_preferred}) {
+         {driver_advice::preferred, driver_advice::mapped_in_place, driver_advice::read_mostly,
+          driver_advice::unset_read_mostly, driver_advice::unset_preferred}) {
         CHECK(t.b.advise({&range, 1}, what, t.host));
         CHECK(words[0] == 9);
         if constexpr (runs_kernels<F>) {

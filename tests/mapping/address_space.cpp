@@ -3,7 +3,10 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
+
+#include <sys/mman.h>
 
 #include <doctest/doctest.h>
 
@@ -111,6 +114,33 @@ TEST_CASE(
     auto aligned = r.map(2_MiB, {.alignment = 1_GiB});
     REQUIRE(aligned);
     CHECK((*aligned)->va.begin % 1_GiB == 0);
+}
+
+TEST_CASE(
+    "address_space: what a region just leaves is no plain memory, and nobody waits to learn that") {
+    rig r;
+    region* one = r.map(2_MiB).value();
+    const va_range range = one->va;
+    std::vector<char> plain(4096);
+    unsigned looks = 0;
+    r.first.on_release = [&](va_range) {
+        // The hole, which the driver still has.
+        void* hole = ::mmap(to_pointer(range.begin), range.bytes, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        REQUIRE(hole == to_pointer(range.begin));
+        // As a driver may, it waits here for somebody who is about to copy: that one gets its answer.
+        std::thread copying{[&] {
+            CHECK(r.space->find(range.begin) == nullptr);
+            CHECK_FALSE(r.space->is_plain_memory(range));
+            CHECK(r.space->is_plain_memory({to_address(plain.data()), plain.size()}));
+        }};
+        copying.join();
+        ::munmap(hole, range.bytes);
+        ++looks;
+    };
+    r.unmap(one);
+    r.first.on_release = nullptr;
+    CHECK(looks == 1);
 }
 
 TEST_CASE("address_space: hints of the region are those of its pages") {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <vector>
 
 #include <xmm/concepts/backend.hpp>
@@ -26,7 +27,8 @@ struct paper_driver {
     unsigned frame_failures = 1;          // how many calls fail then
     errc last_failure = errc::no_memory;  // of the last of them; of the others it is no_memory
     std::vector<va_range> claims;
-    std::vector<va_range> proposed;  // all of them, in order
+    std::function<void(va_range)> on_release;  // before the addresses are free
+    std::vector<va_range> proposed;            // all of them, in order
     std::vector<frame> frames;
     std::vector<frame> dropped;
     unsigned frame_calls = 0;
@@ -61,6 +63,9 @@ struct paper_driver {
         const auto found = std::find(claims.begin(), claims.end(), range);
         XMM_ASSERT(found != claims.end(), "released what was not claimed");
         claims.erase(found);
+        if (on_release) {
+            on_release(range);
+        }
     }
     result<queue_id> queue_create(node_id, queue_priority) noexcept {
         if (queues_until_failure == 0) {

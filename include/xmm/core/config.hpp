@@ -16,7 +16,7 @@
 #include <cstdlib>
 
 #define XMM_VERSION_MAJOR 0
-#define XMM_VERSION_MINOR 3
+#define XMM_VERSION_MINOR 4
 #define XMM_VERSION_PATCH 0
 
 #ifndef XMM_CHECKS

@@ -241,8 +241,10 @@ public:
     void unmap(region& one) noexcept {
         std::lock_guard guard{lock_};
         regions_.remove(one);
+        with(leaving_lock_, [&] { leaving_.push_back(one); });
         map_.remove(one.va);
         release_locked(one.va);
+        with(leaving_lock_, [&] { leaving_.remove(one); });
         map_.drop_region(one);
     }
 
@@ -291,11 +293,13 @@ public:
     // ---- pages
 
     [[nodiscard]] granule* find(address at) const noexcept { return map_.find(at); }
-    // Whether a range starts in no region and is mapped in this process, both seen at one moment: addresses that a
-    // region is just leaving are not taken for plain memory.
+    // Whether a range starts in no region and is mapped in this process: addresses that a region is just leaving are
+    // not taken for plain memory. Waits for no release of addresses, which may itself wait for a device.
     [[nodiscard]] bool is_plain_memory(va_range range) noexcept {
-        std::lock_guard guard{lock_};
-        return map_.find(range.begin) == nullptr && xmm::is_mapped(range);
+        std::lock_guard guard{leaving_lock_};
+        bool is_leaving = false;
+        leaving_.for_each([&](const region& one) { is_leaving |= one.va.overlaps(range); });
+        return !is_leaving && map_.find(range.begin) == nullptr && xmm::is_mapped(range);
     }
 
     // Runs fn(granule&) with the page lock held on the record that covers the address now; false if no
@@ -457,6 +461,9 @@ private:
     use_table uses_;
     ranked_mutex<lock_rank::address_space> lock_;  // attach, and the two lists below
     list<region, &region::link> regions_;
+    ranked_mutex<lock_rank::leaf> leaving_lock_;
+    // Out of the map, their addresses not yet the backends' again. Guarded by leaving_lock_.
+    list<region, &region::link> leaving_;
     std::array<backend_ref, max_backends> backends_{};
     unsigned backend_count_ = 0;
     std::array<node, max_slots> nodes_;  // complete up to node_count_, constant from then on

@@ -9,7 +9,7 @@
 // Threads  One of its own. measure() from any.
 // Failure  A driver that does not answer, or frames that come and go without pause, leave the capacity as it was.
 //          Pinned and used pages may keep a node above its limit until the next look. Where no thread is to be had
-//          the first look is the only one.
+//          the first look is the only one, and only launches have pages mapped again.
 #pragma once
 
 #include <algorithm>
@@ -122,7 +122,8 @@ private:
         const bool is_quiet = std::exchange(seen_won_, won) == won;
         if (is_quiet || ++put_off_ > most_put_off) {
             put_off_ = 0;
-            moves_.map_in_place();
+            // Two parts a look: those that come meanwhile have the next one.
+            static_cast<void>(moves_.map_some_in_place() && moves_.map_some_in_place());
         }
     }
     void watch() noexcept {

@@ -4,7 +4,8 @@
 // Model    Copies and fills of a batch that share a queue go down it as one call: a lane. Quiet work yields the
 //          link to faults: in chunks, one mover a queue at a time, until somebody waits for one of its pages.
 //          Between two devices that do not reach each other the bytes make a stop on the host.
-//          Where a driver owns the pages there is nothing to copy: it is told to place them.
+//          Where a driver owns the pages there is nothing to copy: it is told to place them. Those that leave a device
+//          do so one batch at a time, quiet or not.
 // Threads  Any. No lock is held: nobody else changes the frames of a granule in transit.
 // Failure  Each granule of a lane that failed gets the outcome; the others go on.
 #pragma once

@@ -42,6 +42,8 @@ class reclaimer {
 public:
     static constexpr std::size_t batch_bytes = std::size_t{32} << 20;
     static constexpr unsigned shrinking_threads = 4;
+    // A driver that owns the pages is slower when several threads tell it; so one does, of much at once.
+    static constexpr std::size_t steered_batch_bytes = std::size_t{512} << 20;
     static constexpr std::chrono::seconds patience{
         30};  // much more than one batch takes over any link
 
@@ -176,7 +178,7 @@ public:
         // One batch is copied while others are cleared, mapped and dropped.
         std::array<std::thread, shrinking_threads - 1> others;
         const std::size_t used = one.book->used();
-        if (threads_for(one) > 1 && used > one.book->limit() &&
+        if (!is_steered(one) && used > one.book->limit() &&
             used - one.book->limit() >= 8 * batch_bytes) {
             const detail::signals_blocked quiet;  // signals belong to the program's own threads
             for (std::thread& other : others) {
@@ -204,10 +206,6 @@ public:
     }
 
 private:
-    // A driver that owns the pages is slower when several threads tell it: it does one after the other anyway.
-    static unsigned threads_for(const node& one) noexcept {
-        return is_steered(one) ? 1 : shrinking_threads;
-    }
     bool shrink_alone(node& one, const std::atomic<bool>* gives_up) noexcept {
         // What is won may be taken by others before it is dropped: as in obtain, not for ever.
         std::size_t lowest = SIZE_MAX;
@@ -227,8 +225,10 @@ private:
             if (gives_up != nullptr && gives_up->load(std::memory_order_relaxed)) {
                 return false;
             }
-            const std::size_t part =
-                std::max((used - limit) / threads_for(one), std::min(used - limit, batch_bytes));
+            const std::size_t part = is_steered(one)
+                                         ? std::min(used - limit, steered_batch_bytes)
+                                         : std::max((used - limit) / shrinking_threads,
+                                                    std::min(used - limit, batch_bytes));
             std::uint64_t latest_ns = 0;
             if (reclaim(one, part) == 0 &&
                 !await_others(one, seen, awaited::arrivals_too, latest_ns)) {

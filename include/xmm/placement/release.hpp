@@ -20,7 +20,6 @@ public:
     // `leaving` was claimed for unmap by this thread.
     status release(region& leaving) noexcept {
         frame_list stand_ins;
-        moves_.forget_mappings(leaving.va);
         // The second round finds neighbours cleared, with which a hole can merge. As a whole the region parts none of
         // its mappings.
         status outcome = release_pages(leaving, stand_ins);
@@ -33,6 +32,7 @@ public:
         if (!outcome) {
             space_.give_up_unmap(leaving);
         } else {
+            moves_.forget_mappings(leaving.va);  // nothing moves there any more that would add some
             space_.unmap(leaving);
         }
         while (frame_record* one = stand_ins.pop_front()) {

@@ -43,24 +43,47 @@ public:
         has_some_.store(true, std::memory_order_relaxed);
         return true;
     }
-    // One that overlaps the range, whole, and no longer among these; empty: there is none.
-    [[nodiscard]] va_range take(va_range within) noexcept {
+    // What one of them has in the range, `most` bytes at most, and no longer among these; empty: there is nothing. More
+    // than that only where there is no room for what would be left on both sides.
+    [[nodiscard]] va_range take(va_range within, std::size_t most = SIZE_MAX) noexcept {
         if (!has_some_.load(std::memory_order_relaxed)) {
             return {};
         }
         std::lock_guard guard{lock_};
         for (unsigned i = 0; i < count_; ++i) {
             if (stretches_[i].overlaps(within)) {
-                const va_range found = stretches_[i];
-                stretches_[i] = stretches_[--count_];
-                has_some_.store(count_ != 0, std::memory_order_relaxed);
-                return found;
+                return cut_locked(i, within, most);
             }
         }
         return {};
     }
 
 private:
+    va_range cut_locked(unsigned i, va_range within, std::size_t most) noexcept {
+        const va_range whole = stretches_[i];
+        const address begin = std::max(whole.begin, align_down(within.begin, page_bytes));
+        const address last =
+            std::min(within.end() - 1, whole.end() - 1);  // of pages that are touched
+        const std::size_t touched = align_down(last, page_bytes) + page_bytes - begin;
+        const va_range cut{begin, std::min(touched, most)};
+        const va_range before{whole.begin, cut.begin - whole.begin};
+        const va_range after{cut.end(), whole.end() - cut.end()};
+        if (!before.is_empty() && !after.is_empty() && count_ == stretches_.size()) {
+            stretches_[i] = stretches_[--count_];
+            return whole;
+        }
+        if (before.is_empty() && after.is_empty()) {
+            stretches_[i] = stretches_[--count_];
+        } else {
+            stretches_[i] = before.is_empty() ? after : before;
+            if (!before.is_empty() && !after.is_empty()) {
+                stretches_[count_++] = after;
+            }
+        }
+        has_some_.store(count_ != 0, std::memory_order_relaxed);
+        return cut;
+    }
+
     ranked_mutex<lock_rank::leaf> lock_;
     std::array<va_range, 64> stretches_{};  // guarded by lock_
     unsigned count_ = 0;                    // guarded by lock_
@@ -135,7 +158,15 @@ public:
             map_now(one);
         }
     }
-    void map_in_place() noexcept { map_in_place({0, SIZE_MAX}); }
+    // A part of what lost them, wherever it is: as much as takes some 20 ms. False: there is nothing left.
+    bool map_some_in_place() noexcept {
+        constexpr std::size_t most = std::size_t{512} << 20;
+        const va_range one = later_.take({0, SIZE_MAX}, most);
+        if (!one.is_empty()) {
+            map_now(one);
+        }
+        return !one.is_empty();
+    }
     // A region's pages are nobody's from now on; those of its neighbours stay.
     void forget_mappings(va_range leaving) noexcept {
         for (va_range one = later_.take(leaving); !one.is_empty(); one = later_.take(leaving)) {
