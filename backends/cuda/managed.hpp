@@ -306,11 +306,15 @@ private:
     // The first multiple of the alignment in it begins so many bytes.
     [[nodiscard]] result<address> allocate_aligned(std::size_t bytes,
                                                    std::size_t alignment) noexcept {
+        // The driver passes over alignments beyond its own. Addresses beside the range are never touched, and cost
+        // nothing; what turns out to lie wrong could only be freed, which waits for the devices, under locks of ours.
+        if (alignment > page_bytes) {
+            return allocate(bytes + alignment);
+        }
         auto base = allocate(bytes);
         if (!base || *base % alignment == 0) {
             return base;
         }
-        // The driver passes over the alignment. Addresses beside the range are never touched, and cost nothing.
         drop(*base);
         return allocate(bytes + alignment);
     }

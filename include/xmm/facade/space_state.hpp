@@ -198,8 +198,8 @@ public:
     status copy(copy_side target, copy_side source, std::size_t bytes) noexcept {
         const address to = target.at;
         const address from = source.at;
-        const bool is_foreign_target = is_of_another_space({to, bytes});
-        const bool is_foreign_source = is_of_another_space({from, bytes});
+        const bool is_foreign_target = !target.is_unified && is_of_another_space({to, bytes});
+        const bool is_foreign_source = !source.is_unified && is_of_another_space({from, bytes});
         if (!is_foreign_target && !is_foreign_source) {
             return engine.copies.copy(target, source, bytes);
         }

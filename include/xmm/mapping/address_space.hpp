@@ -209,27 +209,13 @@ public:
         if (made == nullptr) {
             return fail(errc::no_memory, "the host has no memory for a region's record");
         }
-        result<va_range> where = reserve_locked(whole, std::max(wanted.alignment, granule_bytes));
-        if (!where) {
-            map_.drop_region(*made);
-            return where.error();
-        }
-        made->va = *where;
-        made->granule_bytes = granule_bytes;
-        made->is_leaving = false;
-        made->hints = wanted;
-        made->name = {};
-        std::strncpy(made->name.data(), wanted.name, made->name.size() - 1);
-        made->hints.name = made->name.data();
-        const node* prefers = find_node(wanted.preferred);
-        const status outcome = map_.add(*made, [&](granule& one) {
-            one.is_read_mostly = wanted.is_read_mostly;
-            one.preferred = prefers != nullptr ? prefers->slot : no_slot;
-            one.is_fixed = wanted.fixed != no_node;
-            one.is_arena = wanted.is_arena;
+        const status outcome = with(addresses_lock_, [&] {
+            return add_region_locked(*made, whole, granule_bytes, wanted);
         });
         if (!outcome) {
-            release_locked(made->va);
+            if (!made->va.is_empty()) {
+                release_locked(made->va);
+            }
             map_.drop_region(*made);
             return outcome;
         }
@@ -241,10 +227,10 @@ public:
     void unmap(region& one) noexcept {
         std::lock_guard guard{lock_};
         regions_.remove(one);
-        with(leaving_lock_, [&] { leaving_.push_back(one); });
+        with(addresses_lock_, [&] { leaving_.push_back(one); });
         map_.remove(one.va);
         release_locked(one.va);
-        with(leaving_lock_, [&] { leaving_.remove(one); });
+        with(addresses_lock_, [&] { leaving_.remove(one); });
         map_.drop_region(one);
     }
 
@@ -293,10 +279,10 @@ public:
     // ---- pages
 
     [[nodiscard]] granule* find(address at) const noexcept { return map_.find(at); }
-    // Whether a range starts in no region and is mapped in this process: addresses that a region is just leaving are
-    // not taken for plain memory. Waits for no release of addresses, which may itself wait for a device.
+    // Whether a range starts in no region and is mapped in this process: addresses that a region is just leaving, or
+    // coming to, are not taken for plain memory. Waits for no release of addresses, which may itself wait for a device.
     [[nodiscard]] bool is_plain_memory(va_range range) noexcept {
-        std::lock_guard guard{leaving_lock_};
+        std::lock_guard guard{addresses_lock_};
         bool is_leaving = false;
         leaving_.for_each([&](const region& one) { is_leaving |= one.va.overlaps(range); });
         return !is_leaving && map_.find(range.begin) == nullptr && xmm::is_mapped(range);
@@ -401,6 +387,29 @@ private:
         }
         return found;
     }
+    // On a failure the region has its addresses, if some were to be had.
+    status add_region_locked(region& made, std::size_t bytes, std::size_t granule_bytes,
+                             const map_options& wanted) noexcept {
+        made.va = {};
+        result<va_range> where = reserve_locked(bytes, std::max(wanted.alignment, granule_bytes));
+        if (!where) {
+            return where.error();
+        }
+        made.va = *where;
+        made.granule_bytes = granule_bytes;
+        made.is_leaving = false;
+        made.hints = wanted;
+        made.name = {};
+        std::strncpy(made.name.data(), wanted.name, made.name.size() - 1);
+        made.hints.name = made.name.data();
+        const node* prefers = find_node(wanted.preferred);
+        return map_.add(made, [&](granule& one) {
+            one.is_read_mostly = wanted.is_read_mostly;
+            one.preferred = prefers != nullptr ? prefers->slot : no_slot;
+            one.is_fixed = wanted.fixed != no_node;
+            one.is_arena = wanted.is_arena;
+        });
+    }
     void release_locked(va_range range) noexcept {
         for (unsigned i = backend_count_; i-- > 0;) {
             backends_[i].va_release(range);
@@ -461,8 +470,10 @@ private:
     use_table uses_;
     ranked_mutex<lock_rank::address_space> lock_;  // attach, and the two lists below
     list<region, &region::link> regions_;
-    ranked_mutex<lock_rank::leaf> leaving_lock_;
-    // Out of the map, their addresses not yet the backends' again. Guarded by leaving_lock_.
+    // Taken inside the one above, and held while addresses are had for a region until its pages are found at them; not
+    // while they are given up. Guards the next.
+    ranked_mutex<lock_rank::address_space> addresses_lock_;
+    // Out of the map, their addresses not yet the backends' again.
     list<region, &region::link> leaving_;
     std::array<backend_ref, max_backends> backends_{};
     unsigned backend_count_ = 0;
