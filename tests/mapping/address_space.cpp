@@ -119,6 +119,11 @@ TEST_CASE(
 TEST_CASE(
     "address_space: what a region just leaves is no plain memory, and nobody waits to learn that") {
     rig r;
+    // Addresses that are free, so that the hole below can be made.
+    void* free = ::mmap(nullptr, 4_MiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(free != MAP_FAILED);
+    ::munmap(free, 4_MiB);
+    r.first.next_proposal = align_up(to_address(free), page_bytes);
     region* one = r.map(2_MiB).value();
     const va_range range = one->va;
     std::vector<char> plain(4096);
