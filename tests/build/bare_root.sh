@@ -25,7 +25,9 @@ mirror=${MIRROR:-$(awk -v suite="$suite" '$1 == suite { print $2; exit }' <<<"$s
 mirror=${mirror:-$(awk 'NR == 1 { print $2 }' <<<"$sources")}
 
 if [[ ! -x $root/usr/bin/apt-get ]]; then
-    debootstrap --variant=minbase "--components=${COMPONENTS:-main}" ${KEYRING:+"--keyring=$KEYRING"} \
+    # Its own variables have some of these names.
+    env -u SUITE -u MIRROR -u COMPONENTS -u SCRIPT -u KEYRING \
+        debootstrap --variant=minbase "--components=${COMPONENTS:-main}" ${KEYRING:+"--keyring=$KEYRING"} \
         "$suite" "$root" "$mirror" ${SCRIPT:+"$SCRIPT"}
 fi
 cp /etc/resolv.conf "$root/etc/resolv.conf"
