@@ -13,8 +13,8 @@ namespace xmm {
 
 // How a region is wanted.
 struct map_options {
-    std::size_t granule_bytes =
-        0;  // what moves at once, a power of two, 2 to 512 MiB; 0: the space's choice
+    // What moves at once: a power of two, 2 to 512 MiB; 0: the space's choice.
+    std::size_t granule_bytes = 0;
     std::size_t alignment = page_bytes;  // of the address: a power of two
     node_id preferred = no_node;         // where first touch puts pages, whoever touches them
     node_id fixed = no_node;  // they live there and never move: device-only or page-locked memory

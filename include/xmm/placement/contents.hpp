@@ -306,7 +306,7 @@ private:
         return submitted(one, one.at->driver.memcpy(queue, {one.pieces.data(), one.count}));
     }
     // One mover at a time: a driver that is told by several threads to bring pages out of a device is slower by a
-    // third, and stretches of a few tens of MiB are what it does fastest (measured: docs/results/h200.md).
+    // third (measured: docs/results/h200.md).
     void place_out(lane& one, bool is_quiet) noexcept {
         detail::futex_word& turn = turn_of(one);
         std::uint32_t nobody = 0;
