@@ -45,6 +45,8 @@ struct vmm_options {
     std::uint32_t queue_salt = 0;
     // Host frames are handles of the driver also where memory of our own would do: to compare the two.
     bool has_host_handles = false;
+    // Of each device's link, each way; 0: what the kernel says, which virtual machines may hide.
+    std::uint64_t link_bytes_per_second = 0;
 };
 
 class vmm : public shared::device_driver<device, node_memory, queue> {
@@ -105,6 +107,10 @@ public:
         about.is_lowering_dear = true;          // 37 us against 16 for clearing a mapping
         about.host_bytes_per_table_byte = 512;  // 8 bytes for each 4 KiB
         describe_device(*one, about);
+        if (link_bytes_per_second_ != 0) {
+            about.link_in_bytes_per_second = about.link_out_bytes_per_second =
+                link_bytes_per_second_;
+        }
         return about;
     }
 
@@ -386,6 +392,7 @@ private:
     void build_hosts(std::span<const node_id> ids, std::span<const CUmemLocation> reached_by,
                      const vmm_options& options) {
         set_hosts(ids.size(), options.host_numa);
+        link_bytes_per_second_ = options.link_bytes_per_second;
         if (!options.has_host_handles) {
             own_host_state_ = build_own_hosts(ids, options);
             if (own_host_state_) {
@@ -554,7 +561,8 @@ private:
     std::vector<std::unique_ptr<call_thread>> calls_;  // one a device
     std::vector<std::unique_ptr<event_stock>> events_;
     status own_host_state_;
-    CUcontext frame_context_ = nullptr;  // current while frames and addresses are dealt with
+    std::uint64_t link_bytes_per_second_ = 0;  // (C) once built; 0: the kernel's word
+    CUcontext frame_context_ = nullptr;        // current while frames and addresses are dealt with
     pmap mappings_;
     std::atomic<bool> are_hosts_open_{false};
     ranked_mutex<lock_rank::backend_queue> lock_;  // of late_

@@ -42,8 +42,8 @@ struct managed_rig {
     test::soft_managed_controls pages = test::find_soft_managed();
 
     explicit managed_rig(std::size_t budget = 32_MiB, const char* policy = "first_touch",
-                         std::size_t devices = 1)
-        : driver{std::move(test::open_managed(devices, 78).value())},
+                         std::size_t devices = 1, std::uint64_t link = 0)
+        : driver{std::move(test::open_managed(devices, 78, link).value())},
           of{space::create_on(*driver, {.policy = policy}).value()} {
         CHECK(of.set_budget(device, budget));
         own = driver->queue_create(device, queue_priority::normal).value();
@@ -254,6 +254,38 @@ TEST_CASE("managed: what the CPU took back unseen is placed again by the launch 
     }
     CHECK(r.of.usage(r.device)->used == 8_MiB);
     CHECK(r.count("managed faults") == 0);
+    REQUIRE(r.of.unmap(data));
+}
+
+TEST_CASE("managed: launches place what they name once in the time that a copy of it takes") {
+    if (has_no_managed()) {
+        return;
+    }
+    constexpr std::uint64_t link = 4 * page_bytes;  // 16 pages take 4 s, one page 0.25 s
+    managed_rig r{32_MiB, "first_touch", 1, link};
+    CHECK(r.driver->describe(r.device)->link_in_bytes_per_second == link);
+    queue line = r.make_queue();
+    std::uint64_t* data = r.map(32_MiB, {.granule_bytes = 2_MiB});
+    std::iota(data, data + 32_MiB / 8, std::uint64_t{1});
+    const auto name = [&](std::size_t bytes) {
+        REQUIRE(launch(line, {reads(data, bytes)}, [](cuda_stream&) {}));
+        REQUIRE(line.synchronize());
+    };
+    name(32_MiB);
+    CHECK(r.really(data, 0) == 0);
+    r.take_unseen(data, 8_MiB);
+    name(32_MiB);
+    CHECK(r.really(data, -1) == -1);
+    std::this_thread::sleep_for(std::chrono::milliseconds{300});
+    name(8);
+    CHECK(r.really(data, 0) == 0);
+    CHECK(r.really(data + 2_MiB / 8, -1) == -1);
+    // A hint is followed at once.
+    REQUIRE(r.of.advise(r.device, data, 32_MiB, advice::will_need));
+    CHECK(r.really(data + 2_MiB / 8, 0) == 0);
+    for (std::size_t i = 0; i < 32_MiB / 8; i += 1000) {
+        REQUIRE(data[i] == i + 1);
+    }
     REQUIRE(r.of.unmap(data));
 }
 
@@ -601,18 +633,20 @@ TEST_CASE("managed: what lost its copies is mapped in place again, by a launch o
     std::uint64_t* data = r.map(bytes, {.granule_bytes = 2_MiB, .is_read_mostly = true});
     std::uint64_t* other = r.map(bytes, {.granule_bytes = 2_MiB});
     std::iota(data, data + bytes / 8, std::uint64_t{7});
+    const int card = r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, other, bytes);
+    CHECK(card >= 0);
     const auto lose_copies = [&] {
         REQUIRE(r.of.advise(r.device, data, bytes, advice::will_need));
         CHECK(r.told<int>(cuda::CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, data, bytes) == 1);
+        CHECK(r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, data, bytes) != card);
         REQUIRE(r.of.set_budget(r.device, 0));
         CHECK(r.told<int>(cuda::CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, data, bytes) == 0);
         REQUIRE(r.of.set_budget(r.device, 32_MiB));
     };
-    const int card = r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, other, bytes);
-    CHECK(card >= 0);
     queue line = r.make_queue();
     SUBCASE("a launch that names it") {
         lose_copies();
+        REQUIRE(r.of.set_budget(r.device, 0));  // it works on them over the link
         auto point = launch(line, {reads(data, bytes)}, [&](cuda_stream&) {
             CHECK(r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, data, bytes) == card);
         });
@@ -628,6 +662,21 @@ TEST_CASE("managed: what lost its copies is mapped in place again, by a launch o
         }
         CHECK(r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, data, bytes) == card);
     }
+    SUBCASE("copies come again") {
+        std::uint64_t* next = r.map(bytes, {.granule_bytes = 2_MiB, .is_read_mostly = true});
+        next[0] = 1;
+        REQUIRE(r.of.advise(r.device, next, bytes, advice::will_need));
+        lose_copies();
+        REQUIRE(r.of.advise(r.device, data, bytes, advice::will_need));
+        const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds{10};
+        while (r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, next, bytes) != card &&
+               std::chrono::steady_clock::now() < latest) {
+            std::this_thread::sleep_for(std::chrono::milliseconds{5});
+        }
+        CHECK(r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, next, bytes) == card);
+        std::this_thread::sleep_for(std::chrono::milliseconds{100});  // if its turn came after
+        CHECK(r.told<int>(CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, data, bytes) != card);
+    }
     SUBCASE("its region goes") {
         std::uint64_t* gone = r.map(bytes, {.granule_bytes = 2_MiB, .is_read_mostly = true});
         gone[0] = 1;
@@ -635,6 +684,7 @@ TEST_CASE("managed: what lost its copies is mapped in place again, by a launch o
         lose_copies();
         REQUIRE(r.of.unmap(gone));
         // What comes next to these addresses has nothing of it; the one beside it is mapped all the same.
+        REQUIRE(r.of.set_budget(r.device, 0));
         auto point = launch(line, {reads(data, bytes)}, [](cuda_stream&) {});
         REQUIRE(point);
         CHECK(line.wait(*point));

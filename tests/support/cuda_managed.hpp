@@ -9,7 +9,7 @@ namespace xmm::test {
 
 // As open_cuda.
 [[nodiscard]] inline result<std::unique_ptr<cuda::managed>> open_managed(
-    std::size_t most, std::uint32_t salt = 1) noexcept {
+    std::size_t most, std::uint32_t salt = 1, std::uint64_t link_bytes_per_second = 0) noexcept {
     auto found = cuda::find_devices();
     if (!found) {
         return found.error();
@@ -21,6 +21,7 @@ namespace xmm::test {
     cuda::vmm_options options;
     options.host_bytes = bytes;
     options.queue_salt = salt;
+    options.link_bytes_per_second = link_bytes_per_second;
     return cuda::managed::open({found->data(), count}, {ids.data(), count}, host, options);
 }
 // Whether the devices here can do it; ok, or why not.

@@ -86,7 +86,7 @@ struct device_fault_sink {
 };
 
 enum class driver_advice : std::uint8_t {
-    read_mostly,
+    read_mostly,  // several nodes may have copies; devices without one are not made to map the pages in place
     unset_read_mostly,
     preferred,
     unset_preferred,

@@ -4,7 +4,9 @@
 // Model    With a firm grip every page gets a mapping for the device and is marked under the same lock, so
 //          that it stays; with a loose one it is only marked. The marks are taken back unless handed over.
 //          Where a driver owns the pages, those that were placed on the device are placed once more in the order of
-//          the queue, since the CPU may have taken some unseen.
+//          the queue, since the CPU may have taken some unseen. That costs a twentieth of a copy for what is there
+//          still (measured: docs/results/h200.md), so a page is passed over if it was placed less than a copy's time
+//          ago, of all that the launch has there. What the CPU took in that time is read over the link meanwhile.
 // Threads  One thread an object. Firm preparations of one space come one after another: the caller sees to it.
 // Failure  All or nothing.
 #pragma once
@@ -114,16 +116,21 @@ private:
     };
 
     status place_all(queue_id line) noexcept {
+        const std::uint64_t pause_ns = copy_ns(bytes_here_);
         stretches found;
         for (const use& one : uses_) {
             for (address at = one.range.begin; at < one.range.end();) {
                 va_range span;
-                bool is_here = false;
+                bool is_due = false;
                 state_.core.with_granule(at, [&](granule& page) {
                     span = page.va;  // marked, so it is there
-                    is_here = page.frames[on_.slot] != nullptr;
+                    is_due = page.frames[on_.slot] != nullptr &&
+                             steered_pages::is_due_locked(page, on_, pause_ns);
+                    if (is_due) {
+                        steered_pages::note_placed_locked(page, on_);
+                    }
                 });
-                if (is_here && !found.try_add(span)) {
+                if (is_due && !found.try_add(span)) {
                     if (status placed = found.place(on_, line); !placed) {
                         return placed;
                     }
@@ -133,6 +140,14 @@ private:
             }
         }
         return found.place(on_, line);
+    }
+
+    // How long the link needs for so many bytes; 0: not known.
+    std::uint64_t copy_ns(std::size_t bytes) const noexcept {
+        const std::uint64_t rate = on_.about.link_in_bytes_per_second;
+        return rate == 0 ? 0
+                         : static_cast<std::uint64_t>(1e9 * static_cast<double>(bytes) /
+                                                      static_cast<double>(rate));
     }
 
     status mark(const use& one) noexcept {
@@ -151,6 +166,7 @@ private:
                     if (!must_map ||
                         (!page.is_moving() && covers(page.mapped[on_.accessor()], who))) {
                         use_table::mark_locked(page, grip_);
+                        bytes_here_ += page.frames[on_.slot] != nullptr ? page.va.bytes : 0;
                         after = page.va.end();
                         is_marked = true;
                     }
@@ -196,8 +212,9 @@ private:
     std::span<const use> uses_;
     const use_grip grip_;
     const bool is_kernel_;
-    std::size_t whole_ = 0;  // uses that are marked as a whole
-    va_range part_;          // marked part of the next one
+    std::size_t whole_ = 0;       // uses that are marked as a whole
+    va_range part_;               // marked part of the next one
+    std::size_t bytes_here_ = 0;  // marked, and framed on the device; twice, what two uses name
     bool is_handed_over_ = false;
 };
 

@@ -72,6 +72,7 @@ private:
         made->is_host = from.is_host;
         made->is_coming = false;
         made->owner = nullptr;
+        made->placed_ns = 0;
         made->link = {};
         return made;
     }

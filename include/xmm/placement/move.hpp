@@ -34,6 +34,10 @@ public:
         for (page_move& one : batch) {
             one.bytes = one.to->backing.bytes;
             one.outcome = take_write_access(*one.moved, one.keeps_copy);
+            if (one.keeps_copy && is_steered(space_.at_slot(one.to->slot))) {
+                // Copies of pages that devices are told to map take long to go.
+                forget_mappings(one.moved->va);
+            }
         }
         contents_.bring(batch, is_quiet);
         return flip(batch);
@@ -220,6 +224,9 @@ private:
         one.to->backing.zeroed &= old == nullptr && !one.is_overwritten;
         page.frames[one.to->slot] = one.to;
         target.active.move_to_recent(*one.to);
+        if (is_steered(target)) {
+            note_placed_locked(page, target);
+        }
         if (one.keeps_copy && old != nullptr) {
             page.step_locked(residency_step::duplicate, residency::duplicated);
             relink_locked(page);

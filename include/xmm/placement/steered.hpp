@@ -125,6 +125,15 @@ public:
     [[nodiscard]] bool is_worth_placing_locked(const granule& one, const node& on) const noexcept {
         return !on.is_host && is_steered(on) && one.frames[on.slot] != nullptr && !one.is_moving();
     }
+    // With the page lock: the driver has been told to place it on the device, where it has a frame.
+    static void note_placed_locked(granule& one, const node& on) noexcept {
+        one.frames[on.slot]->placed_ns = detail::monotonic_ns();
+    }
+    // With the page lock: whether so much time has passed since that the driver is to be told again.
+    [[nodiscard]] static bool is_due_locked(const granule& one, const node& on,
+                                            std::uint64_t after_ns) noexcept {
+        return detail::monotonic_ns() - one.frames[on.slot]->placed_ns >= after_ns;
+    }
     // For granules in transit whose frames are there already; ends the transits.
     status place_again(node& device, std::span<granule*> those, bool is_quiet) noexcept {
         XMM_ASSERT(those.size() <= max_batch, "batch too long");
@@ -134,7 +143,12 @@ public:
         const status placed =
             contents_.place_again(device, {ranges.data(), those.size()}, is_quiet);
         for (granule* one : those) {
-            with(one->lock, [&] { one->end_transit_locked(); });
+            with(one->lock, [&] {
+                if (placed) {
+                    note_placed_locked(*one, device);
+                }
+                one->end_transit_locked();
+            });
         }
         return placed;
     }
@@ -167,7 +181,7 @@ public:
         }
         return !one.is_empty();
     }
-    // A region's pages are nobody's from now on; those of its neighbours stay.
+    // Nobody is to map these pages later; those beside them are mapped all the same.
     void forget_mappings(va_range leaving) noexcept {
         for (va_range one = later_.take(leaving); !one.is_empty(); one = later_.take(leaving)) {
             if (one.begin < leaving.begin) {
