@@ -57,3 +57,22 @@ TEST_CASE("block_marks: a pointer anywhere in a block finds it, and nothing besi
                                        {range.begin + 512, 768},
                                        {last, block_classes::largest_bytes}});
 }
+
+TEST_CASE("block_marks: the next block from an address on") {
+    block_marks marks;
+    REQUIRE(marks.open(range));
+    CHECK(marks.find_next(0).is_empty());
+    const address last = range.end() - 256;
+    marks.give(range.begin, 0);
+    marks.enter(range.begin + 256, 0);  // free
+    marks.give(range.begin + 512, block_classes::index_of(768));
+    marks.give(last, 0);
+    CHECK(marks.find_next(0) == va_range{range.begin, 256});
+    CHECK(marks.find_next(range.begin) == va_range{range.begin, 256});
+    CHECK(marks.find_next(range.begin + 1) == va_range{range.begin + 512, 768});
+    CHECK(marks.find_next(range.begin + 512) == va_range{range.begin + 512, 768});
+    CHECK(marks.find_next(range.begin + 513) == va_range{last, 256});
+    CHECK(marks.find_next(last) == va_range{last, 256});
+    CHECK(marks.find_next(last + 1).is_empty());
+    CHECK(marks.find_next(range.end()).is_empty());
+}

@@ -54,6 +54,11 @@ public:
         const std::lock_guard guard{mutex_};
         return queues_[queue.value].is_captured;
     }
+    // The queue is gone, and its work may run still.
+    void lose(queue_id queue) {
+        const std::lock_guard guard{mutex_};
+        queues_[queue.value].is_gone = true;
+    }
     void submit(queue_id queue) {
         const std::lock_guard guard{mutex_};
         ++queues_[queue.value].submitted;
@@ -68,6 +73,7 @@ public:
         std::size_t unmaps = 0;
         std::size_t prefetches = 0;
         std::size_t waits = 0;
+        std::size_t questions = 0;  // to queues
         node_id prefetched_to = no_node;
         std::size_t prefetched_bytes = 0;
     };
@@ -101,6 +107,7 @@ private:
         std::uint64_t submitted = 1;
         std::uint64_t done = 1;
         bool is_captured = false;
+        bool is_gone = false;
     };
 
     result<void*> map(const page_request& request) noexcept {
@@ -182,7 +189,9 @@ private:
                 },
             .queues = {.record = [](void* s, queue_id queue) noexcept -> result<ticket> {
                            const std::lock_guard guard{self(s).mutex_};
-                           if (queue != queue_a && queue != queue_b) {
+                           ++self(s).counts_.questions;
+                           if ((queue != queue_a && queue != queue_b) ||
+                               self(s).queues_[queue.value].is_gone) {
                                return fail(errc::invalid_argument, "no such queue");
                            }
                            if (self(s).queues_[queue.value].is_captured) {
@@ -193,6 +202,7 @@ private:
                        .is_done =
                            [](void* s, ticket point) noexcept {
                                const std::lock_guard guard{self(s).mutex_};
+                               ++self(s).counts_.questions;
                                return self(s).is_done_locked(point);
                            },
                        .wait = [](void* s, ticket point) noexcept -> status {

@@ -204,12 +204,81 @@ TEST_CASE("pool_resource: a block given back while its queue cannot say is that 
         CHECK(pool.allocate_sync(bytes) == blocks[2]);
         CHECK(space.counted().waits == 1);
     }
+    SUBCASE("the queue ends before it can say: nobody has it again") {
+        space.capture(fake_space::queue_a, false);
+        space.lose(fake_space::queue_a);
+        CHECK_THROWS_AS((void)pool.allocate_sync(bytes), out_of_memory);
+        const stream_ref b = space.stream(fake_space::queue_b);
+        CHECK_THROWS_AS((void)pool.allocate(b, bytes), out_of_memory);
+        pool.release();
+        CHECK(space.live_blocks() == 0);
+        CHECK(pool.allocate_sync(bytes) != nullptr);
+    }
     SUBCASE("of a queue that the upstream does not know it stays, till all goes") {
         const stream_ref unknown{queue_id{99}, nullptr, [](void*, queue_id) noexcept -> status {
                                      return fail(errc::busy, "being captured");
                                  }};
         pool.deallocate(unknown, blocks[1], bytes);
         CHECK_THROWS_AS((void)pool.allocate_sync(bytes), out_of_memory);
+    }
+}
+
+TEST_CASE(
+    "pool_resource: queues are asked for the head of what waits for them, not for all of it") {
+    constexpr std::size_t count = 1000;
+    fake_space space;
+    unified_resource unified{space.port()};
+    pool_resource pool{unified};
+    const stream_ref a = space.stream(fake_space::queue_a);
+    const stream_ref b = space.stream(fake_space::queue_b);
+    std::set<void*> blocks;
+    while (blocks.size() < count) {
+        blocks.insert(pool.allocate(a, 1_KiB));
+    }
+    const auto give_back = [&] {
+        for (void* block : blocks) {
+            pool.deallocate(a, block, 1_KiB);
+        }
+        return space.counted().questions;
+    };
+    space.submit(fake_space::queue_a);
+    SUBCASE("the queue itself has all of it again, and is asked nothing") {
+        const std::size_t before = give_back();
+        std::set<void*> again;
+        for (std::size_t i = 0; i < 2 * count; ++i) {
+            again.insert(pool.allocate(a, 1_KiB));
+        }
+        CHECK(again.size() == 2 * count);
+        CHECK(std::includes(again.begin(), again.end(), blocks.begin(), blocks.end()));
+        CHECK(space.counted().questions - before < count / 10);
+    }
+    SUBCASE("another queue") {
+        const std::size_t before = give_back();
+        for (std::size_t i = 0; i < count; ++i) {
+            CHECK(!blocks.contains(pool.allocate(b, 1_KiB)));
+        }
+        CHECK(space.counted().questions - before <= 3 * count);
+        space.complete(fake_space::queue_a);
+        std::size_t had = 0;
+        for (std::size_t i = 0; i < 2 * count; ++i) {
+            had += blocks.contains(pool.allocate(b, 1_KiB)) ? 1 : 0;
+        }
+        CHECK(had == count);
+    }
+    SUBCASE("while it cannot say") {
+        space.capture(fake_space::queue_a);
+        const std::size_t before = give_back();
+        for (std::size_t i = 0; i < count; ++i) {
+            CHECK(!blocks.contains(pool.allocate(b, 1_KiB)));
+        }
+        CHECK(space.counted().questions - before <= 3 * count);
+        space.capture(fake_space::queue_a, false);
+        space.complete(fake_space::queue_a);
+        std::size_t had = 0;
+        for (std::size_t i = 0; i < 2 * count; ++i) {
+            had += blocks.contains(pool.allocate(b, 1_KiB)) ? 1 : 0;
+        }
+        CHECK(had == count);
     }
 }
 

@@ -178,6 +178,48 @@ TEST_CASE("space_resource: given back while the queue cannot say, pages stay unt
     }
 }
 
+TEST_CASE("space_resource: of a queue that ends before it can say, the pages stay") {
+    fake_space space;
+    {
+        unified_resource unified{space.port()};
+        const stream_ref a = space.stream(fake_space::queue_a);
+        void* block = unified.allocate(a, 100);
+        space.submit(fake_space::queue_a);
+        space.capture(fake_space::queue_a);
+        unified.deallocate(a, block, 100);
+        space.capture(fake_space::queue_a, false);
+        space.lose(fake_space::queue_a);
+        unified.collect();
+        CHECK(space.live_blocks() == 1);
+        static_cast<char*>(block)[99] = 1;
+    }
+    CHECK(space.live_blocks() == 1);
+}
+
+TEST_CASE("space_resource: a queue at work is asked once a call, whatever waits for it") {
+    fake_space space{std::size_t{2} << 30};
+    unified_resource unified{space.port()};
+    const stream_ref a = space.stream(fake_space::queue_a);
+    const stream_ref b = space.stream(fake_space::queue_b);
+    constexpr std::size_t count = 200;
+    std::vector<void*> blocks;
+    for (std::size_t i = 0; i < count; ++i) {
+        blocks.push_back(unified.allocate(i % 2 == 0 ? a : b, 1));
+    }
+    space.submit(fake_space::queue_a);
+    space.submit(fake_space::queue_b);
+    for (std::size_t i = 0; i < count; ++i) {
+        unified.deallocate(i % 2 == 0 ? a : b, blocks[i], 1);
+    }
+    CHECK(space.counted().questions <= 4 * count);
+    space.complete(fake_space::queue_b);
+    unified.collect();
+    CHECK(space.live_blocks() == count / 2);
+    space.complete(fake_space::queue_a);
+    unified.collect();
+    CHECK(space.live_blocks() == 0);
+}
+
 TEST_CASE("space_resource: before a request fails, queues are waited for") {
     fake_space space{4 * page_bytes};
     unified_resource unified{space.port()};

@@ -72,6 +72,7 @@ public:
     status map(address, port_frame, std::size_t) noexcept override { return {}; }
     void unmap(address, port_frame, std::size_t) noexcept override {}
     result<ticket> record(queue_id queue) noexcept override {
+        ++records;
         if (queue.value > 100 || (queue.value != 0 && queue.value == gone)) {
             return fail(errc::invalid_argument, "no such queue");
         }
@@ -101,6 +102,7 @@ public:
         return left_;
     }
     std::atomic<int> waits{0};
+    std::atomic<int> records{0};
     std::atomic<std::uint32_t> captured{0};  // a queue
     std::atomic<std::uint32_t> gone{0};      // a queue
     void at_next_question(std::function<void()> then) {
@@ -349,6 +351,82 @@ TEST_CASE("xpu_malloc: a queue that is being captured gets blocks and is lent so
         r.paper.complete(second);
         CHECK(r.heap.deallocate(own));
     }
+}
+
+TEST_CASE("xpu_malloc: a parked block stays where it is if its queue ends without a word") {
+    for (const bool is_lent : {false, true}) {
+        for (const std::size_t bytes : sizes) {
+            CAPTURE(is_lent);
+            CAPTURE(bytes);
+            malloc_rig r;
+            void* one = r.make(bytes);
+            if (is_lent) {
+                REQUIRE(r.heap.record_use(one, second));
+            }
+            r.paper.captured = second.value;
+            REQUIRE(r.heap.deallocate_when_known(one, is_lent ? queue_id{} : second));
+            r.paper.captured = 0;
+            r.paper.gone = second.value;
+            static_cast<void>(r.heap.trim());
+            CHECK(r.now(heap_metric::active) == 1);
+            void* other = r.make(bytes);
+            CHECK(other != one);
+            REQUIRE(r.heap.deallocate(other));
+            r.heap.forget(second);  // all its work was done after all
+            static_cast<void>(r.heap.trim());
+            CHECK(r.now(heap_metric::active) == 0);
+        }
+    }
+}
+
+TEST_CASE("xpu_malloc: a queue that cannot say is asked once, whatever waits for it") {
+    malloc_rig r;
+    constexpr int count = 500;
+    constexpr queue_id third{3};
+    std::vector<void*> those;
+    for (int i = 0; i < count; ++i) {
+        those.push_back(r.make(64_KiB));
+        REQUIRE(r.heap.record_use(those.back(), third));
+    }
+    r.paper.captured = second.value;
+    for (void* one : those) {
+        REQUIRE(r.heap.deallocate_when_known(one, second));
+    }
+    r.paper.records = 0;
+    for (int i = 0; i < count; ++i) {
+        CHECK(r.heap.deallocate(r.make(64_KiB)));
+    }
+    CHECK(r.paper.records <= 10 * count);
+    // Now the third queue is the one that cannot say.
+    r.paper.captured = third.value;
+    r.paper.complete(second);
+    static_cast<void>(r.heap.trim());
+    CHECK(r.now(heap_metric::active) == count);
+    r.paper.captured = 0;
+    r.paper.complete(third);
+    static_cast<void>(r.heap.trim());
+    CHECK(r.now(heap_metric::active) == 0);
+}
+
+TEST_CASE("xpu_malloc: release takes back all of a tag's blocks, however many, and no other's") {
+    malloc_rig r{2_GiB};
+    const pool_tag tag = r.heap.make_tag().value();
+    std::vector<void*> others;
+    constexpr int count = 20'000;
+    for (int i = 0; i < count; ++i) {
+        const std::size_t bytes =
+            256 + 256 * static_cast<std::size_t>(i % 40) + (i % 10 == 0 ? 64_KiB : 0);
+        static_cast<void>(r.make(bytes, i % 3 == 0 ? first : second, tag));
+        if (i % 100 == 0) {
+            others.push_back(r.make(bytes));
+        }
+    }
+    r.heap.release(tag);
+    CHECK(r.now(heap_metric::allocation) == static_cast<std::int64_t>(others.size()));
+    for (void* one : others) {
+        CHECK(r.heap.deallocate(one));
+    }
+    CHECK(r.now(heap_metric::allocation) == 0);
 }
 
 TEST_CASE("xpu_malloc: a block that is parked already waits for nobody who gives it back again") {

@@ -9,6 +9,7 @@
 // Failure  open() is false without memory. Pages of marks that were never written cost nothing.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -65,6 +66,16 @@ public:
             if ((here & is_given) != 0) {
                 const std::size_t bytes = block_classes::bytes_of((here & ~is_given) - 1u);
                 return at - (last - back) < bytes ? va_range{last - back, bytes} : va_range{};
+            }
+        }
+        return {};
+    }
+    // The first block in the program's hands that begins there or later; empty: there is none.
+    [[nodiscard]] va_range find_next(address from) const noexcept {
+        for (address at = std::max(align_up(from, block_classes::unit), range_.begin);
+             at < range_.end(); at += block_classes::unit) {
+            if (const std::uint8_t here = get(at); (here & is_given) != 0) {
+                return {at, block_classes::bytes_of((here & ~is_given) - 1u)};
             }
         }
         return {};

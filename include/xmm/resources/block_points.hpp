@@ -5,7 +5,9 @@
 //          the last one, and those that it was lent to - is asked for a point now, unless it has done all.
 // Threads  Any. The uses are under their own locks; queues are asked without one.
 // Failure  note(): what the port says of a queue that cannot tell now (it is being captured, or too much waits in
-//          it); busy of one that is gone without a word. Then nothing is known, and the block stays as it is.
+//          it); busy of one that is gone without a word. Then nothing is known but that queue, which is the block's
+//          refuser, and the block stays as it is. Of a last user that is gone nothing can be said: whoever keeps a
+//          block for later notes it as one that the block was lent to.
 // See      queue_uses.hpp has who was lent a block, pending_blocks.hpp waits for the points.
 #pragma once
 
@@ -26,7 +28,7 @@ struct returned_block {
     span_note* note = nullptr;
     address at = 0;
     int block_class = -1;       // -1: of the extent heap
-    queue_id last_user{};       // of a parked one, besides those that are noted for it
+    queue_id refuser{};         // of a parked one: the queue that could not say
     std::size_t bytes = 0;      // as served
     std::size_t requested = 0;  // of small blocks: as served
 };
@@ -53,11 +55,13 @@ public:
             std::find(lent.begin(), lent.begin() + count, last_user) == lent.begin() + count) {
             if (status noted = note_point(last_user, kept);
                 !noted && noted.code != errc::invalid_argument) {
+                kept.block.refuser = last_user;
                 return noted;
             }
         }
         while (count > 0) {
             if (status noted = note_lender(at, lent[--count], kept); !noted) {
+                kept.block.refuser = lent[count];
                 return noted;
             }
         }

@@ -137,6 +137,20 @@ public:
     void for_each(Fn&& fn) const {
         for_each_extent([&](const extent& one) { fn(one.range, one.is_free); });
     }
+    // Where blocks begin, but for those that are pending, as many as there is room for. How many those are.
+    [[nodiscard]] std::size_t list_blocks(std::span<address> found) const noexcept {
+        std::size_t count = 0;
+        std::lock_guard guard{user_.lock()};
+        chains_.for_each([&](const extent_chains::chain& one) {
+            for (const extent* at = one.first; at != nullptr && count < found.size();
+                 at = at->after) {
+                if (!at->is_free && !at->is_pending) {
+                    found[count++] = at->range.begin;
+                }
+            }
+        });
+        return count;
+    }
     template <class Fn>
     void for_each_extent(Fn&& fn) const {
         std::lock_guard guard{user_.lock()};

@@ -5,7 +5,9 @@
 //          waits on the list of its size. The lists lie in host memory, never in the chunks: so a pool
 //          is what its upstream is, on a device too, and its bookkeeping moves no pages.
 //          A block given back on a queue is reused at once by that queue, and by others once the queue
-//          has passed that point. Blocks above a quarter of a chunk go straight to the upstream.
+//          has passed that point; it stands in the line of its queue, and only the head of a line is asked for.
+//          Where the queue cannot say (it is being captured) it is asked again, and if it ends before it can, the block
+//          stays in its chunk. Blocks above a quarter of a chunk go straight to the upstream.
 //          Chunks return to the upstream in release() or with the pool.
 //          Over a device_resource of a space the blocks are the device's own malloc's (xpu_malloc), under a tag of
 //          the pool's; what follows is for every other upstream.
@@ -16,6 +18,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -87,7 +90,7 @@ public:
             size_list& list = lists_[index];
             with(list.lock, [&] {
                 list.ready.clear();
-                list.waiting.clear();
+                list.lines.clear();
                 list.cursor = list.end = nullptr;
                 list.blocks = 0;
             });
@@ -124,14 +127,22 @@ private:
         ticket point;
         bool is_known;  // false: its queue could not say, and is to be asked again
     };
+    // What was given back on one queue, that has not passed it yet.
+    struct queue_line {
+        queue_id queue;
+        std::deque<waiting_block> known;  // in the order of their points, nearly
+        std::vector<void*> unknown;
+
+        [[nodiscard]] bool is_empty() const noexcept { return known.empty() && unknown.empty(); }
+    };
     // (L) under its lock
     struct size_list {
         mutable ranked_mutex<lock_rank::extent_heap> lock;  // may ask a queue whether it is done
         std::vector<void*> ready;                           // (L) room for every block of the size
-        std::vector<waiting_block> waiting;  // (L) given back on a queue that has not passed it yet
-        std::byte* cursor = nullptr;         // (L) the slab being cut, up to its end
-        std::byte* end = nullptr;            // (L)
-        std::size_t blocks = 0;              // (L) of all slabs, and of those that are under way
+        std::vector<queue_line> lines;                      // (L) an empty one serves any queue
+        std::byte* cursor = nullptr;                        // (L) the slab being cut, up to its end
+        std::byte* end = nullptr;                           // (L)
+        std::size_t blocks = 0;  // (L) of all slabs, and of those that are under way
     };
     struct chunk {
         std::byte* begin;
@@ -164,9 +175,13 @@ private:
             }
             try {
                 add_slab(list, index);
-            } catch (const std::bad_alloc&) {
+            } catch (const out_of_memory&) {
                 if (!wait_for_one(list)) {
                     throw;
+                }
+            } catch (const std::bad_alloc&) {
+                if (!wait_for_one(list)) {
+                    this->refuse(bytes, "the host has no memory for a pool's records");
                 }
             }
         }
@@ -204,11 +219,27 @@ private:
             return true;
         }
         try {
-            list.waiting.push_back(given);
+            queue_line& line = line_of_locked(list, given.point.queue);
+            if (given.is_known) {
+                line.known.push_back(given);
+            } else {
+                line.unknown.push_back(given.pointer);
+            }
             return true;
         } catch (const std::bad_alloc&) {
             return false;
         }
+    }
+    static queue_line& line_of_locked(size_list& list, queue_id queue) {
+        auto found = std::ranges::find(list.lines, queue, &queue_line::queue);
+        if (found == list.lines.end()) {
+            found = std::ranges::find_if(list.lines, &queue_line::is_empty);
+        }
+        if (found == list.lines.end()) {
+            found = list.lines.insert(found, queue_line{});
+        }
+        found->queue = queue;
+        return *found;
     }
     // The point after which a block may be reused; value 0 if that is now.
     [[nodiscard]] bool try_note_point(stream_ref stream, waiting_block& given) const noexcept {
@@ -228,15 +259,6 @@ private:
         block.point = point ? *point : block.point;
         return point.error();
     }
-    // Whether it is free; asks again where the queue could not say.
-    static bool is_passed(queue_port queues, waiting_block& block) noexcept {
-        if (!block.is_known) {
-            if (const status asked = ask(queues, block); !asked) {
-                return is_over(asked.code);
-            }
-        }
-        return block.point.value == 0 || queues.is_done(block.point);
-    }
     // A block that is free now, or will be by the time the asking queue comes to it.
     [[nodiscard]] void* take(size_list& list, std::size_t index, queue_id asking) noexcept {
         return with(list.lock, [&]() -> void* {
@@ -245,8 +267,8 @@ private:
                 list.cursor += classes::bytes_of(index);
                 return pointer;
             }
-            if (list.ready.empty()) {
-                sweep_locked(list, asking);
+            if (list.ready.empty() && !take_own_locked(list, asking)) {
+                sweep_locked(list);
             }
             if (list.ready.empty()) {
                 return nullptr;
@@ -256,36 +278,65 @@ private:
             return pointer;
         });
     }
-    // Makes ready what its queue has passed, or else one block that belongs to the asking queue.
-    void sweep_locked(size_list& list, queue_id asking) noexcept {
+    // Makes ready one block that was given back on the asking queue. False: there is none.
+    static bool take_own_locked(size_list& list, queue_id asking) noexcept {
+        const auto own = std::ranges::find(list.lines, asking, &queue_line::queue);
+        if (own == list.lines.end() || own->is_empty()) {
+            return false;
+        }
+        if (own->known.empty()) {
+            list.ready.push_back(own->unknown.back());
+            own->unknown.pop_back();
+        } else {
+            list.ready.push_back(own->known.front().pointer);
+            own->known.pop_front();
+        }
+        return true;
+    }
+    // Makes ready what the queues have passed.
+    void sweep_locked(size_list& list) noexcept {
         const queue_port queues = upstream_.queues();
-        auto left = list.waiting.begin();
-        for (waiting_block& block : list.waiting) {
-            if (is_passed(queues, block)) {
-                list.ready.push_back(block.pointer);
-            } else {
-                *left++ = block;
+        for (queue_line& line : list.lines) {
+            ask_again_locked(queues, list, line);
+            while (!line.known.empty() && is_passed(queues, line.known.front().point)) {
+                list.ready.push_back(line.known.front().pointer);
+                line.known.pop_front();
             }
         }
-        list.waiting.erase(left, list.waiting.end());
-        if (list.ready.empty()) {
-            const auto own = std::ranges::find(
-                list.waiting, asking, [](const waiting_block& block) { return block.point.queue; });
-            if (own != list.waiting.end()) {
-                list.ready.push_back(own->pointer);
-                list.waiting.erase(own);
+    }
+    static bool is_passed(queue_port queues, ticket point) noexcept {
+        return point.value == 0 || queues.is_done(point);
+    }
+    // One question for all that their queue could not say anything of.
+    static void ask_again_locked(queue_port queues, size_list& list, queue_line& line) noexcept {
+        if (line.unknown.empty()) {
+            return;
+        }
+        const result<ticket> point = queues.record(line.queue);
+        if (point.code() == errc::device_lost) {
+            list.ready.insert(list.ready.end(), line.unknown.begin(), line.unknown.end());
+        } else if (point) {
+            // Those that find no place now are asked for again.
+            while (!line.unknown.empty() &&
+                   try_put_locked(list, {line.unknown.back(), *point, true})) {
+                line.unknown.pop_back();
             }
+            return;
+        }
+        if (!point && is_over(point.code())) {
+            line.unknown.clear();  // of a queue that is gone nobody knows any more what it had done
         }
     }
     // False if no queue holds a block of that size, or none can say until when.
     [[nodiscard]] bool wait_for_one(size_list& list) const noexcept {
         ticket point;
         const bool has_one = with(list.lock, [&] {
-            const auto known = std::ranges::find_if(list.waiting, &waiting_block::is_known);
-            if (known != list.waiting.end()) {
-                point = known->point;
+            const auto known = std::ranges::find_if(
+                list.lines, [](const queue_line& line) { return !line.known.empty(); });
+            if (known != list.lines.end()) {
+                point = known->known.front().point;
             }
-            return known != list.waiting.end();
+            return known != list.lines.end();
         });
         return has_one && upstream_.queues().wait(point).is_ok();
     }

@@ -70,7 +70,7 @@ public:
         return {};
     }
     // give_back failed and said `why`. The program has the block no more; the queues that may use it stay noted for it,
-    // or in its record.
+    // the last user among them: so it is known of each whether it ended with all its work done.
     status park(address at, queue_id last_user, status why, heap_desk* mine) noexcept {
         span_note* note = heap_.notes.find(at);
         pending_block* record = note != nullptr ? records_.make() : nullptr;
@@ -78,14 +78,15 @@ public:
             return why;
         }
         *record = {};
-        result<returned_block> taken = take(*note, at, mine);
+        result<returned_block> taken = take_for_later(*note, at, last_user, why, mine);
         if (!taken) {
             records_.give_back(record);
             return taken.error();
         }
         record->block = *taken;
-        record->block.last_user = last_user;
-        parked_.add(*record);
+        if (!try_settle(*record, mine)) {
+            parked_.add(*record, record->block.refuser);
+        }
         return {};
     }
 
@@ -141,6 +142,20 @@ private:
             mine, [&](auto& counts) { counts.free_requested(pool_of(taken), taken.bytes); });
         return taken;
     }
+    result<returned_block> take_for_later(span_note& note, address at, queue_id last_user,
+                                          status why, heap_desk* mine) noexcept {
+        if (heap_.notes.find_block(at).home == nullptr) {
+            return no_block();
+        }
+        if (block_points::is_unordered(*note.owner(), last_user)) {
+            const result<ticket> point = heap_.port.record(last_user);
+            const bool may_work = point || !is_over(point.code());
+            if (may_work && !uses().add(at, last_user)) {
+                return why;
+            }
+        }
+        return take(note, at, mine);
+    }
     // take and finish under one lock. Not while events are recorded: those go before the deed.
     status free_large_at_once(span_note& note, address at, heap_desk* mine) noexcept {
         returned_block one{&note, at};
@@ -194,23 +209,42 @@ private:
             records_.give_back(one);
         }
     }
+    // For a block that is parked nowhere. False: a queue, its refuser, cannot say still.
+    bool try_settle(pending_block& one, heap_desk* mine) noexcept {
+        const returned_block block = one.block;
+        one.count = 0;
+        if (!points_.note(*block.note->owner(), block.at, {}, one)) {
+            return false;
+        }
+        uses().drop(block.at);
+        const pending_block known = one;
+        records_.give_back(&one);
+        if (known.count == 0) {
+            finish(block, mine);
+        } else {
+            finish_later(known, mine);
+        }
+        return true;
+    }
     void ask_again_for_parked(heap_desk* mine) noexcept {
-        pending_list all;
-        parked_.take_all(all);
-        while (pending_block* one = all.pop_front()) {
-            const returned_block block = one->block;
-            one->count = 0;
-            if (!points_.note(*block.note->owner(), block.at, block.last_user, *one)) {
-                parked_.add(*one);
+        pending_list strays;
+        parked_.take_strays(strays);
+        while (pending_block* one = strays.pop_front()) {
+            if (!try_settle(*one, mine)) {
+                parked_.add(*one, one->block.refuser);
+            }
+        }
+        queue_id refuser;
+        std::size_t line = 0;
+        while (pending_block* one = parked_.take_head(line, refuser)) {
+            if (try_settle(*one, mine)) {
                 continue;
             }
-            uses().drop(block.at);
-            const pending_block known = *one;
-            records_.give_back(one);
-            if (known.count == 0) {
-                finish(block, mine);
+            if (one->block.refuser == refuser) {
+                parked_.put_back(*one, refuser);
+                ++line;
             } else {
-                finish_later(known, mine);
+                parked_.add(*one, one->block.refuser);
             }
         }
     }
@@ -220,7 +254,7 @@ private:
     block_points points_;
     slab<pending_block> records_;
     pending_kind waiting_;
-    parked_blocks<pending_list> parked_;
+    parked_blocks<pending_block, pending_list> parked_;
     work_in_hand in_hand_;  // what is in neither of the two, nor back on its shelf
 };
 

@@ -5,6 +5,7 @@
 //          Fresh memory reads as zero. Resources of one kind, space and node are equal.
 //          Given back on a queue of the space, a block is kept until the queue has passed that point (or, while it
 //          cannot say, a later one) and unmapped by a later call; on another library's stream, the call waits for it.
+//          If the queue ends before it can say, nobody knows when its work is done, and the block stays mapped.
 // Threads  Any. One lock guards the blocks that are kept: rank leaf, never held while the space is called.
 // Failure  When the space has no memory, kept blocks are waited for and it is asked once more.
 //          A block that the space does not take back stays mapped, with a line on stderr.
@@ -12,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <thread>
 #include <vector>
@@ -92,6 +94,22 @@ private:
         bool is_known;  // false: the queue could not say, and is to be asked again
     };
 
+    // Queues that have not passed one block, and so none that was given back later.
+    struct queues_at_work {
+        std::array<queue_id, 16> queues;
+        std::size_t count = 0;
+
+        [[nodiscard]] bool has(queue_id queue) const noexcept {
+            return std::find(queues.begin(), queues.begin() + count, queue) !=
+                   queues.begin() + count;
+        }
+        void add(queue_id queue) noexcept {
+            if (count < queues.size()) {
+                queues[count++] = queue;
+            }
+        }
+    };
+
     void do_deallocate_on(stream_ref stream, void* pointer, std::size_t,
                           std::size_t) noexcept override {
         if (registry::is_forked_child()) {
@@ -128,7 +146,7 @@ private:
     // False: it cannot say still.
     bool ask_again(kept_block& block) noexcept {
         result<ticket> point = space_.queues().record(block.point.queue);
-        if (!point && !is_over(point.code())) {
+        if (!point && point.code() != errc::device_lost) {
             return false;
         }
         const kept_block before = block;
@@ -146,9 +164,13 @@ private:
         if (registry::is_forked_child()) {
             return;
         }
+        queues_at_work working;
         for (std::size_t index = 0;;) {
             kept_block one{};
             const bool is_left = with(lock_, [&] {
+                while (index < kept_.size() && working.has(kept_[index].point.queue)) {
+                    ++index;
+                }
                 const bool has_one = index < kept_.size();
                 one = has_one ? kept_[index] : kept_block{};
                 return has_one;
@@ -156,9 +178,10 @@ private:
             if (!is_left) {
                 return;
             }
-            const bool is_over =
+            const bool is_passed =
                 (one.is_known || ask_again(one)) && (one.point.value == 0 || is_free(one));
-            if (!is_over) {
+            if (!is_passed) {
+                working.add(one.point.queue);
                 ++index;
             } else if (try_take(one)) {
                 unmap(one.pointer);
