@@ -346,3 +346,151 @@ TEST_CASE("heap_statistics: a thread's counts are made without a lock, and none 
     }
     CHECK(test::watched_new.count_under(lock_rank::leaf) == before);
 }
+
+namespace {
+
+constexpr std::array block_metrics{heap_metric::allocation, heap_metric::allocated_bytes,
+                                   heap_metric::active, heap_metric::active_bytes,
+                                   heap_metric::requested_bytes};
+
+// What the counts ought to be, by metric; of each: all, small, large.
+struct count_model {
+    using places = std::array<std::array<std::int64_t, 3>, block_metrics.size()>;
+    places now{};
+    places peaks{};
+
+    void change(heap_pool pool, std::array<std::int64_t, block_metrics.size()> by) {
+        for (std::size_t metric = 0; metric < block_metrics.size(); ++metric) {
+            for (const std::size_t at : {std::size_t{0}, 1 + static_cast<std::size_t>(pool)}) {
+                now[metric][at] += by[metric];
+                peaks[metric][at] = std::max(peaks[metric][at], now[metric][at]);
+            }
+        }
+    }
+};
+
+}  // namespace
+
+TEST_CASE("each metric of each pool has a peak of its own, whenever that was") {
+    for (const std::size_t stripe_count : {1U, 4U}) {
+        CAPTURE(stripe_count);
+        heap_statistics all;
+        std::vector<heap_statistics::stripe*> stripes;
+        for (std::size_t i = 0; i < stripe_count; ++i) {
+            stripes.push_back(all.try_attach());
+        }
+        struct block {
+            heap_pool pool;
+            unsigned block_class;
+            std::int64_t bytes;
+        };
+        std::minstd_rand random{7};
+        std::vector<block> live;
+        std::vector<block> waiting;
+        count_model model;
+        const auto take = [&](std::vector<block>& from) {
+            std::swap(from[random() % from.size()], from.back());
+            const block one = from.back();
+            from.pop_back();
+            return one;
+        };
+        for (int i = 0; i < 200'000; ++i) {
+            heap_statistics::stripe& mine = *stripes[random() % stripes.size()];
+            // Phases in which there are many small ones, or a few large ones, or many that wait.
+            const int phase = i / 10'000 % 4;
+            const bool is_large = random() % 100 < (phase == 0 ? 1U : 60U);
+            if (live.empty() || random() % 100 < (phase % 2 == 0 ? 60U : 40U)) {
+                const unsigned of = static_cast<unsigned>(random() % block_classes::count);
+                const std::int64_t bytes =
+                    is_large ? static_cast<std::int64_t>((1 + random() % 40) * 1_MiB)
+                             : static_cast<std::int64_t>(block_classes::bytes_of(of));
+                const block one{is_large ? heap_pool::large : heap_pool::small, of, bytes};
+                if (is_large) {
+                    mine.allocated(one.pool, static_cast<std::size_t>(bytes),
+                                   static_cast<std::size_t>(bytes - 7));
+                } else {
+                    mine.small_allocated(of);
+                }
+                model.change(one.pool, {1, bytes, 1, bytes, is_large ? bytes - 7 : bytes});
+                live.push_back(one);
+            } else if (const block one = take(live); one.pool == heap_pool::small) {
+                mine.small_freed(one.block_class);
+                model.change(one.pool, {-1, -one.bytes, -1, -one.bytes, -one.bytes});
+            } else {
+                mine.free_requested(one.pool, static_cast<std::size_t>(one.bytes));
+                model.change(one.pool, {-1, -one.bytes, 0, 0, 0});
+                waiting.push_back(one);
+            }
+            while (waiting.size() > (phase == 3 ? 200U : 2U)) {
+                const block one = take(waiting);
+                mine.free_completed(one.pool, static_cast<std::size_t>(one.bytes),
+                                    static_cast<std::size_t>(one.bytes - 7));
+                model.change(one.pool, {0, 0, -1, -one.bytes, -(one.bytes - 7)});
+            }
+        }
+        const heap_figures seen = all.read();
+        for (std::size_t metric = 0; metric < block_metrics.size(); ++metric) {
+            CAPTURE(metric);
+            const bool is_count = metric % 2 == 0 && metric < 4;
+            const std::int64_t slack =
+                static_cast<std::int64_t>(stripe_count) * (is_count ? 4096 : 1'048'576);
+            const heap_counter& large = seen.of(block_metrics[metric], heap_pool::large);
+            CHECK(large.current == model.now[metric][2]);
+            CHECK(large.peak == model.peaks[metric][2]);
+            for (const std::size_t place : {0U, 1U}) {
+                CAPTURE(place);
+                const heap_counter& one = place == 0
+                                              ? seen.of(block_metrics[metric])
+                                              : seen.of(block_metrics[metric], heap_pool::small);
+                CHECK(one.current == model.now[metric][place]);
+                CHECK(one.peak <= model.peaks[metric][place]);
+                CHECK(one.peak > model.peaks[metric][place] - slack);
+            }
+        }
+    }
+}
+
+TEST_CASE("a peak of counts is not hidden by one of bytes, nor a small pool's by a large block") {
+    heap_statistics all;
+    heap_statistics::stripe& mine = *all.try_attach();
+    mine.allocated(heap_pool::large, 100_MiB, 100_MiB);
+    mine.freed(heap_pool::large, 100_MiB, 100_MiB);
+    const unsigned of = block_classes::index_of(1000);
+    for (int i = 0; i < 60'000; ++i) {
+        mine.small_allocated(of);
+    }
+    for (int i = 0; i < 60'000; ++i) {
+        mine.small_freed(of);
+    }
+    heap_figures now = all.read();
+    CHECK(now.of(heap_metric::allocation).peak > 60'000 - 4096);
+    CHECK(now.of(heap_metric::active, heap_pool::small).peak > 60'000 - 4096);
+    CHECK(now.of(heap_metric::allocated_bytes, heap_pool::small).peak > 60'000 * 1024 - 1'048'576);
+    CHECK(now.of(heap_metric::active_bytes).peak == 100_MiB);
+    all.reset_peaks();
+    mine.allocated(heap_pool::large, 100_MiB, 100_MiB);
+    mine.freed(heap_pool::large, 100_MiB, 100_MiB);
+    for (int i = 0; i < 90; ++i) {
+        mine.allocated(heap_pool::large, 1_MiB, 1_MiB);
+    }
+    for (int i = 0; i < 90; ++i) {
+        mine.freed(heap_pool::large, 1_MiB, 1_MiB);
+    }
+    now = all.read();
+    CHECK(now.of(heap_metric::allocation).peak == 90);
+    CHECK(now.of(heap_metric::active_bytes).peak == 100_MiB);
+}
+
+TEST_CASE("the most that was allocated is known although more was active, and waited, before") {
+    heap_statistics all;
+    heap_statistics::stripe& mine = *all.try_attach();
+    mine.allocated(heap_pool::large, 80_MiB, 80_MiB);
+    mine.free_requested(heap_pool::large, 80_MiB);
+    mine.allocated(heap_pool::large, 80_MiB, 80_MiB);
+    mine.free_completed(heap_pool::large, 80_MiB, 80_MiB);
+    mine.allocated(heap_pool::large, 60_MiB, 60_MiB);
+    mine.freed(heap_pool::large, 60_MiB, 60_MiB);
+    const heap_figures now = all.read();
+    CHECK(now.of(heap_metric::allocated_bytes).peak == 140_MiB);
+    CHECK(now.of(heap_metric::active_bytes).peak == 160_MiB);
+}

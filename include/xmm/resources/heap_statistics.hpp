@@ -3,15 +3,16 @@
 //
 // Model    Blocks are counted in stripes, each written by one thread; frames and rare events in one place.
 //          A block is allocated until it is given back, and active until its last use is over as well.
-//          Peaks of frames are exact. For those of blocks each stripe answers for so many active bytes, and
-//          asks for more when it is past them by 1 MiB; when all together answer for more than the highest peak,
-//          a new peak is looked at, and if there is none, those that asked share what is left up to the highest.
-//          So a block of 1 MiB and more is not missed, but where its thread counts it at the very moment at which
-//          another one looks; and what smaller ones add between two looks may be, below 1 MiB a stripe. Threads that
-//          go up and down below what they had together share next to nothing. A stripe is seen as it was at one
-//          moment, all of them at moments close by: a block that one thread allocates and another one frees in
-//          between may be counted or missed. Cached small blocks are counted by class, outside of that moment: of
-//          one thread's, the latest may be missed.
+//          Peaks of frames are exact. Those of blocks are looked at for each metric and pool by itself: each stripe
+//          answers for so much of it, and asks for more when it is past that; when all together answer for more than
+//          the highest peak, a new peak is looked at, and if there is none, those that asked share what is left up to
+//          the highest. A stripe looks at itself at each block of 1 MiB and more, so that none is missed but where its
+//          thread counts it at the very moment at which another one looks. What smaller ones add between two looks may
+//          be missed: below 1 MiB, and 4096 blocks, a stripe. Threads that go up and down below what they had together
+//          share next to nothing. A stripe is seen as it was at one moment, all of them at moments close by: a block
+//          that one thread allocates and another one frees in between may be counted or missed. Cached small blocks
+//          are counted by class, outside of that moment: of one thread's, the latest may be missed.
+//          In a child of fork no peak is looked at.
 // Threads  Any; a stripe belongs to one thread at a time. One lock (rank leaf) guards the list of
 //          stripes, the frames and the peaks.
 // Failure  try_attach answers null without memory; on_shared serves a thread that has no stripe.
@@ -22,19 +23,33 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <new>
 #include <utility>
 
 #include <xmm/core/list.hpp>
 #include <xmm/core/lock.hpp>
 #include <xmm/core/types.hpp>
+#include <xmm/os/registry.hpp>
 #include <xmm/resources/block_classes.hpp>
 #include <xmm/resources/heap_figures.hpp>
 
 namespace xmm {
 
 class heap_statistics {
+    // The metrics that blocks have, the first ones; of each: all, small, large.
+    static constexpr std::size_t block_metrics = 5;
+    template <class T>
+    using per_pool = std::array<std::array<T, 1 + heap_pools>, block_metrics>;
+    using net = std::array<std::int64_t, block_metrics>;
+
+    static constexpr std::int64_t look_bytes = std::int64_t{1} << 20;
+    static constexpr std::int64_t look_blocks = 4096;
+
+    [[nodiscard]] static constexpr bool is_count(std::size_t metric) noexcept {
+        return metric == static_cast<unsigned>(heap_metric::allocation) ||
+               metric == static_cast<unsigned>(heap_metric::active);
+    }
+
 public:
     // The counts of one thread, a few ns a block. No atomic here is read-modify-written.
     class alignas(64) stripe {
@@ -45,7 +60,11 @@ public:
                 add(to.given_bytes, bytes);
                 add(to.given_requested, requested);
             });
-            shift(static_cast<std::int64_t>(bytes));
+            if (pool == heap_pool::small) {
+                note_small(bytes);
+            } else if (asks_) {
+                note_large(bytes);
+            }
         }
         // The program let go; work of a queue may still use the block.
         void free_requested(heap_pool pool, std::size_t bytes) noexcept {
@@ -58,17 +77,13 @@ public:
         // as at its allocation.
         void free_completed(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {
             write(pool, [&](tally& to) { complete(to, bytes, requested); });
-            shift(-static_cast<std::int64_t>(bytes));
         }
         // The way of a cached small block: one count each, sizes follow from the class.
         void small_allocated(unsigned block_class) noexcept {
             add(quick_[block_class].given, 1);
-            shift(static_cast<std::int64_t>(block_classes::bytes_of(block_class)));
+            note_small(block_classes::bytes_of(block_class));
         }
-        void small_freed(unsigned block_class) noexcept {
-            add(quick_[block_class].freed, 1);
-            shift(-static_cast<std::int64_t>(block_classes::bytes_of(block_class)));
-        }
+        void small_freed(unsigned block_class) noexcept { add(quick_[block_class].freed, 1); }
         // Both at once, for a block that no queue can still use.
         void freed(heap_pool pool, std::size_t bytes, std::size_t requested) noexcept {
             write(pool, [&](tally& to) {
@@ -76,7 +91,6 @@ public:
                 add(to.left_bytes, bytes);
                 complete(to, bytes, requested);
             });
-            shift(-static_cast<std::int64_t>(bytes));
         }
 
     private:
@@ -90,9 +104,19 @@ public:
         };
         struct alignas(64) tally : tally_of<counter> {};
         using reading = tally_of<std::uint64_t>;
+        // What there is, by metric. Below 0 where others free what this thread allocates.
+        [[nodiscard]] static net net_of(const reading& from) noexcept {
+            const auto left = [](std::uint64_t up, std::uint64_t down) {
+                return static_cast<std::int64_t>(up - down);
+            };
+            return {
+                left(from.given_count, from.left_count), left(from.given_bytes, from.left_bytes),
+                left(from.given_count, from.done_count), left(from.given_bytes, from.done_bytes),
+                left(from.given_requested, from.done_requested)};
+        }
 
-        stripe(heap_statistics& owner, std::int64_t limit) noexcept
-            : owner_{owner}, limit_{limit} {}
+        explicit stripe(heap_statistics& owner, bool asks = true) noexcept
+            : owner_{owner}, asks_{asks} {}
 
         template <class Fn>
         void write(heap_pool pool, Fn&& fn) noexcept {
@@ -152,25 +176,62 @@ public:
                     get(from.left_count),  get(from.left_bytes),    get(from.done_count),
                     get(from.done_bytes),  get(from.done_requested)};
         }
-        void shift(std::int64_t bytes) noexcept {
-            // relaxed, both: this thread is the only writer; who looks takes what it sees.
-            const std::int64_t now = active_.load(std::memory_order_relaxed) + bytes;
-            active_.store(now, std::memory_order_relaxed);
-            // A large block asks as soon as it is past the share, whatever is left of that.
-            const std::int64_t most = bytes >= limit_ ? 0 : limit_ - 1;
-            if (bytes > 0 && now - answered_.load(std::memory_order_relaxed) > most) {
+        // Every so many bytes, and as many blocks, are worth a look.
+        void note_small(std::size_t bytes) noexcept {
+            room_ -= static_cast<std::int64_t>(bytes + look_bytes / look_blocks);
+            if (room_ < 0) {
+                look_at_small();
+            }
+        }
+        [[gnu::noinline]] void look_at_small() noexcept {
+            room_ = look_bytes;
+            if (asks_) {
+                small_ = net_of(read()[static_cast<unsigned>(heap_pool::small)]);
+                if (is_past_anywhere(true)) {
+                    owner_.answer_for(*this);
+                }
+            }
+        }
+        // A block of 1 MiB and more asks as soon as the stripe is past its share, whatever is left of that.
+        void note_large(std::size_t bytes) noexcept {
+            const bool is_exact = bytes >= static_cast<std::size_t>(look_bytes);
+            // Of the small ones the latest look is good enough to tell that it is not.
+            if (is_past_anywhere(is_exact)) {
+                ask_for_large(is_exact);
+            }
+        }
+        [[gnu::noinline]] void ask_for_large(bool is_exact) noexcept {
+            small_ = net_of(read()[static_cast<unsigned>(heap_pool::small)]);
+            if (is_past_anywhere(is_exact)) {
                 owner_.answer_for(*this);
             }
         }
-
+        [[nodiscard]] bool is_past_anywhere(bool is_exact) const noexcept {
+            const net large = net_of(read(tallies_[static_cast<unsigned>(heap_pool::large)]));
+            for (std::size_t i = 0; i < large.size(); ++i) {
+                const std::int64_t slack =
+                    is_exact ? 0 : (is_count(i) ? look_blocks : look_bytes) - 1;
+                const auto is_past = [&](std::size_t place, std::int64_t now) {
+                    // relaxed: a number; who is past it asks under the lock.
+                    return now - answered_[i][place].load(std::memory_order_relaxed) > slack;
+                };
+                if (is_past(0, small_[i] + large[i]) || is_past(1, small_[i]) ||
+                    is_past(2, large[i])) {
+                    return true;
+                }
+            }
+            return false;
+        }
         std::atomic<std::uint64_t> version_{0};  // odd while its thread writes
         heap_statistics& owner_;
-        std::int64_t limit_;
-        std::atomic<std::int64_t> active_{0};  // bytes
+        const bool asks_;
+        std::int64_t room_ =
+            look_bytes;  // its thread's: what small blocks may take until it looks at itself
+        net small_{};    // its thread's: small blocks, when it last did
         // Its share of the owner's answered_; written under the owner's lock.
-        std::atomic<std::int64_t> answered_{0};
-        list_link link_;          // under the owner's lock
-        bool has_asked_ = false;  // since shares were last handed out; under the owner's lock
+        per_pool<std::atomic<std::int64_t>> answered_{};
+        per_pool<bool> has_asked_{};  // since shares were last handed out; under the owner's lock
+        list_link link_;              // under the owner's lock
         std::array<tally, heap_pools> tallies_;
         struct quick_tally {
             counter given{0}, freed{0};
@@ -190,7 +251,7 @@ public:
     // A stripe for the calling thread, or for who has it after that; null if there is no memory.
     [[nodiscard]] stripe* try_attach() noexcept {
         // Not under the lock: who serves a fault waits for it, and the thread that faulted may be in malloc.
-        auto* made = new (std::nothrow) stripe{*this, look_bytes};
+        auto* made = new (std::nothrow) stripe{*this};
         if (made != nullptr) {
             with(lock_, [&] { stripes_.push_back(*made); });
         }
@@ -251,7 +312,11 @@ public:
         with(lock_, [&] {
             gather_locked();
             for_each_sum([](sum& one) { one.peak = one.current(); });
-            tighten_locked();
+            per_pool<bool> all;
+            for (auto& metric : all) {
+                metric.fill(true);
+            }
+            tighten_locked(all);
             highest_ = answered_;
         });
     }
@@ -270,8 +335,6 @@ public:
     }
 
 private:
-    static constexpr std::int64_t look_bytes = std::int64_t{1} << 20;
-
     struct sum {
         std::uint64_t up = 0, down = 0;            // all that was ever added, and taken off
         std::uint64_t up_base = 0, down_base = 0;  // at the last reset_accumulated
@@ -305,45 +368,94 @@ private:
 
     // A stripe is past what it answered for. Together below the highest peak there is no new one.
     [[gnu::noinline]] void answer_for(stripe& one) noexcept {
+        if (registry::is_forked_child()) {
+            return;  // a thread of the parent's may have the lock for ever
+        }
         with(lock_, [&] {
-            one.has_asked_ = true;
-            answer_locked(one, 0);
-            if (answered_ <= highest_) {
-                return;
-            }
-            tighten_locked();
-            if (answered_ > highest_) {
-                highest_ = answered_;
-                look_locked();
-            } else {
-                share_locked(highest_ - answered_);
+            per_pool<bool> is_high{};
+            bool is_any_high = false;
+            const per_pool<std::int64_t> now = values_of(one);
+            for_each_place([&](std::size_t metric, std::size_t pool) {
+                // relaxed, here and below: numbers; what they are about is read from the stripes.
+                if (now[metric][pool] >
+                    one.answered_[metric][pool].load(std::memory_order_relaxed)) {
+                    one.has_asked_[metric][pool] = true;
+                    answer_locked(one, metric, pool, now[metric][pool]);
+                }
+                is_high[metric][pool] = answered_[metric][pool] > highest_[metric][pool];
+                is_any_high = is_any_high || is_high[metric][pool];
+            });
+            if (is_any_high) {
+                look_at_locked(is_high);
             }
         });
     }
-    // For what it has, and so many bytes more.
-    void answer_locked(stripe& one, std::int64_t more) noexcept {
-        // relaxed, all: numbers; what they are about is read from the stripes.
-        const std::int64_t now = one.active_.load(std::memory_order_relaxed) + more;
-        answered_ += now - one.answered_.load(std::memory_order_relaxed);
-        one.answered_.store(now, std::memory_order_relaxed);
+    // Where all together seem to be past the highest peak.
+    void look_at_locked(const per_pool<bool>& is_high) noexcept {
+        tighten_locked(is_high);
+        bool is_peak = false;
+        for_each_place([&](std::size_t metric, std::size_t pool) {
+            const std::int64_t left = highest_[metric][pool] - answered_[metric][pool];
+            if (left < 0) {
+                highest_[metric][pool] = answered_[metric][pool];
+                is_peak = true;
+            } else if (is_high[metric][pool]) {
+                share_locked(metric, pool, left);
+            }
+        });
+        if (is_peak) {
+            look_locked();
+        }
+    }
+    template <class Fn>
+    static void for_each_place(Fn&& fn) {
+        for (std::size_t metric = 0; metric < block_metrics; ++metric) {
+            for (std::size_t pool = 0; pool <= heap_pools; ++pool) {
+                fn(metric, pool);
+            }
+        }
+    }
+    [[nodiscard]] static per_pool<std::int64_t> values_of(const stripe& one) noexcept {
+        const auto seen = one.read();
+        const net small = stripe::net_of(seen[static_cast<unsigned>(heap_pool::small)]);
+        const net large = stripe::net_of(seen[static_cast<unsigned>(heap_pool::large)]);
+        per_pool<std::int64_t> values;
+        for (std::size_t i = 0; i < block_metrics; ++i) {
+            values[i] = {small[i] + large[i], small[i], large[i]};
+        }
+        return values;
+    }
+    void answer_locked(stripe& one, std::size_t metric, std::size_t pool,
+                       std::int64_t now) noexcept {
+        auto& before = one.answered_[metric][pool];
+        answered_[metric][pool] += now - before.load(std::memory_order_relaxed);
+        before.store(now, std::memory_order_relaxed);
     }
     template <class Fn>
     void for_each_stripe(Fn&& fn) noexcept {
         stripes_.for_each(fn);
         fn(shared_);
     }
-    void tighten_locked() noexcept {
-        for_each_stripe([&](stripe& one) { answer_locked(one, 0); });
+    // There, each answers for what it has.
+    void tighten_locked(const per_pool<bool>& there) noexcept {
+        for_each_stripe([&](stripe& one) {
+            const per_pool<std::int64_t> now = values_of(one);
+            for_each_place([&](std::size_t metric, std::size_t pool) {
+                if (there[metric][pool]) {
+                    answer_locked(one, metric, pool, now[metric][pool]);
+                }
+            });
+        });
     }
     // To those that asked since the last time, alike: what the others have is theirs.
-    void share_locked(std::int64_t bytes) noexcept {
+    void share_locked(std::size_t metric, std::size_t pool, std::int64_t amount) noexcept {
         std::int64_t sharers = 0;
-        for_each_stripe([&](stripe& one) { sharers += one.has_asked_ ? 1 : 0; });
+        for_each_stripe([&](stripe& one) { sharers += one.has_asked_[metric][pool] ? 1 : 0; });
         for_each_stripe([&](stripe& one) {
-            if (std::exchange(one.has_asked_, false)) {
-                const std::int64_t before = one.answered_.load(std::memory_order_relaxed);
-                one.answered_.store(before + bytes / sharers, std::memory_order_relaxed);
-                answered_ += bytes / sharers;
+            if (std::exchange(one.has_asked_[metric][pool], false)) {
+                const std::int64_t before =
+                    one.answered_[metric][pool].load(std::memory_order_relaxed);
+                answer_locked(one, metric, pool, before + amount / sharers);
             }
         });
     }
@@ -398,9 +510,9 @@ private:
     }
 
     // (A) atomic  (L) lock_  (S) shared_lock_
-    // (L) active bytes that all stripes answer for; no fewer than there are
-    std::int64_t answered_ = 0;
-    std::int64_t highest_ = 0;  // (L) the most that were looked at
+    // (L) what all stripes answer for; no less than there is, but for what they may miss
+    per_pool<std::int64_t> answered_{};
+    per_pool<std::int64_t> highest_{};  // (L) the most that was looked at
     std::array<std::atomic<std::uint64_t>, heap_counts> counts_{};  // (A)
     ranked_mutex<lock_rank::leaf> lock_;
     list<stripe, &stripe::link_> stripes_;                              // (L) owned
@@ -408,8 +520,7 @@ private:
     std::array<std::uint64_t, heap_counts> counts_base_{};              // (L)
     ranked_mutex<lock_rank::leaf> shared_lock_;
     // It never asks by itself: that takes another lock.
-    stripe shared_{*this,
-                   std::numeric_limits<std::int64_t>::max()};  // (S) written by one at a time
+    stripe shared_{*this, false};  // (S) written by one at a time
 };
 
 }  // namespace xmm
