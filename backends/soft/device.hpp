@@ -28,10 +28,10 @@
 namespace xmm::soft {
 
 struct device_options {
-    std::size_t bytes = std::size_t{256} << 20;
+    std::size_t bytes = std::size_t{256} << 20;   // at most node_memory::largest_bytes
     std::uint64_t link_in_bytes_per_second = 0;   // host to device; 0 is unlimited
     std::uint64_t link_out_bytes_per_second = 0;  // device to host
-    std::uint64_t link_latency_ns = 0;            // once per copy
+    std::uint64_t link_latency_ns = 0;            // once per copy; below 2^62
     unsigned units = 0;                           // compute threads; 0 is min(2, cores)
     bool faults = true;                           // false: as a device that dies of a missing page
     bool split_views =
@@ -41,6 +41,14 @@ struct device_options {
     node_id nearest_host = any_host;
     std::size_t headroom_bytes =
         0;  // kept free for others (driver::take_bytes); 0: others are not watched
+
+    // Sizes and numbers of devices have errors of their own.
+    [[nodiscard]] status check() const noexcept {
+        return link_latency_ns >> 62 == 0
+                   ? status{}
+                   : fail(errc::invalid_argument,
+                          "the latency of a soft device's link is below 2^62 ns");
+    }
 };
 
 struct device_statistics {

@@ -5,7 +5,7 @@
 //          node's size, so that runs are found whatever the order of drops; bytes are what is counted.
 //          A dropped frame is punched out: its memory returns to the system and reads zero again.
 // Threads  Any. One lock guards the bitmap: rank backend_queue.
-// Failure  Construction cannot fail: where the system refuses, create says why.
+// Failure  Construction cannot fail: where the size or the system forbids it, state and create say why.
 #pragma once
 
 #include <algorithm>
@@ -25,12 +25,22 @@
 #include <xmm/core/types.hpp>
 #include <xmm/os/host_memory.hpp>
 
+#include "page_table.hpp"
+
 namespace xmm::soft {
 
 class node_memory {
 public:
+    // The file takes twice as many addresses, in one stretch; a process may have fewer.
+    static constexpr std::size_t largest_bytes = std::size_t{1} << (address_bits - 1);
+
     // numa is the number that the OS gives the node of a host, or -1: leave it to the kernel.
     node_memory(node_id node, std::size_t bytes, int numa) : node_{node}, bytes_{bytes} {
+        if (bytes > largest_bytes) {
+            state_ = fail(errc::invalid_argument,
+                          "a node of the software backend has at most 128 TiB of memory");
+            return;
+        }
         window_ = align_up(bytes, page_bytes) / page_bytes * 2;
         std::size_t reserve = std::clamp(bytes * 8, std::size_t{16} << 30, std::size_t{128} << 30);
         for (reserve = std::max(reserve, 2 * window_ * page_bytes); !map(reserve); reserve /= 2) {
@@ -130,7 +140,9 @@ private:
                        "(ulimit -n)";
             case ENFILE:
                 return "the node's memory is a file, and the system has no file descriptor left";
-            default: return "no address space for the node's memory";
+            default:
+                return "no address space for the node's memory: it takes twice its size, in one "
+                       "stretch";
         }
     }
     [[nodiscard]] bool map(std::size_t reserve) noexcept {

@@ -24,6 +24,8 @@ inline constexpr unsigned address_bits = 48;
 
 // What a page table says about one page; empty is "not mapped".
 struct page_entry {
+    static constexpr std::size_t most_nodes = 255;
+
     std::uint64_t bits = 0;  // standing address | node index << 2 | access
 
     page_entry() = default;

@@ -47,7 +47,7 @@ struct driver_options {
 class driver {
 public:
     // As many device ids as devices, at least one host id; ids are process-wide and given from
-    // outside. Throws std::bad_alloc only; other refusals of the system show in frame_create.
+    // outside. Throws std::bad_alloc only; describe says what else is refused, and why.
     driver(std::span<const device_options> devices, std::span<const node_id> device_ids,
            std::span<const node_id> host_ids, driver_options options = {})
         : cpu_{options.make_hole, options.hole_context},
@@ -56,8 +56,6 @@ public:
           queues_{options.queue_salt} {
         XMM_ASSERT(devices.size() == device_ids.size(), "one id for each device");
         XMM_ASSERT(!host_ids.empty(), "a driver needs a host node");
-        XMM_ASSERT(host_ids.size() + device_ids.size() < 256,
-                   "too many nodes for a page table entry");
         const std::size_t share = machine_bytes() / host_ids.size();
         for (std::size_t i = 0; i < host_ids.size(); ++i) {
             const int numa = i < options.host_numa.size() ? options.host_numa[i] : -1;
@@ -95,7 +93,7 @@ public:
         if (index == memories_.size()) {
             return fail(errc::unknown_node, "not a node of this driver");
         }
-        if (const status usable = memories_[index]->state(); !usable) {
+        if (const status usable = usability(index); !usable) {
             return usable;
         }
         node_description about;
@@ -221,6 +219,9 @@ public:
         }
         if (devices_[index] != nullptr && devices_[index]->is_lost()) {
             return fail(errc::device_lost, "the device is lost");
+        }
+        if (const status usable = usability(index); !usable) {
+            return usable;
         }
         return memories_[index]->create(bytes);
     }
@@ -403,6 +404,17 @@ private:
             granule /= 2;
         }
         return granule;
+    }
+
+    // Why the node of that index cannot be used; ok otherwise.
+    [[nodiscard]] status usability(std::size_t index) const noexcept {
+        if (memories_.size() > page_entry::most_nodes) {
+            return fail(errc::invalid_argument,
+                        "a driver of the software backend has at most 255 nodes, hosts included");
+        }
+        const device* one = devices_[index].get();
+        const status options = one != nullptr ? one->options().check() : status{};
+        return options ? memories_[index]->state() : options;
     }
 
     // The place among hosts and devices; memories_.size() if there is none.

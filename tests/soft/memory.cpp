@@ -91,6 +91,73 @@ TEST_CASE("scattered drops do not fragment") {
     memory.drop(made(memory, 256_MiB));
 }
 
+TEST_CASE("memory: sizes that address arithmetic does not hold are refused") {
+    constexpr std::size_t most = soft::node_memory::largest_bytes;
+    for (const std::size_t bytes : {most + 1, std::size_t{1} << 61, std::size_t{1} << 62,
+                                    (std::size_t{1} << 62) + 3 * page_bytes, ~std::size_t{0}}) {
+        CAPTURE(bytes);
+        soft::node_memory memory{node_id{1}, bytes, -1};
+        CHECK(memory.state().code == errc::invalid_argument);
+        CHECK(std::string_view{memory.state().why}.find("128 TiB") != std::string_view::npos);
+        CHECK(memory.create(page_bytes).code() == errc::invalid_argument);
+
+        const node_id device{1}, host{0};
+        const soft::device_options one{.bytes = bytes};
+        soft::driver driver{{&one, 1}, {&device, 1}, {&host, 1}};
+        CHECK(driver.describe(device).code() == errc::invalid_argument);
+        CHECK(driver.describe(host));
+        soft::driver_options sized;
+        sized.host_bytes = {&bytes, 1};
+        soft::driver of_host{{}, {}, {&host, 1}, sized};
+        CHECK(of_host.describe(host).code() == errc::invalid_argument);
+    }
+    CHECK(most / (std::size_t{1} << 40) == 128);
+    soft::node_memory largest{node_id{1}, most, -1};  // most systems have no such addresses
+    CHECK(largest.state().code != errc::invalid_argument);
+}
+
+TEST_CASE("memory: a node may be many times the machine's memory, as long as it is not filled") {
+    if (has_sanitizer) {
+        MESSAGE("skipped: a sanitizer needs address space of its own");
+        return;
+    }
+    soft::node_memory memory{node_id{1}, std::size_t{16} << 40, -1};
+    REQUIRE(memory.state());
+    CHECK(memory.free_bytes() == std::size_t{16} << 40);
+    std::vector<frame> frames;
+    for (int i = 0; i < 64; ++i) {  // 32 GiB
+        frames.push_back(made(memory, largest_frame_bytes));
+    }
+    at<int>(frames.back().standing + largest_frame_bytes - sizeof(int)) = 1;
+    CHECK(held_bytes(memory) <= page_bytes);
+    for (const frame& one : frames) {
+        memory.drop(one);
+    }
+    CHECK(memory.frame_bytes() == 0);
+}
+
+TEST_CASE("memory: options beyond a device's clock and page tables are refused") {
+    const node_id device{1}, host{0};
+    for (const std::uint64_t latency_ns : {std::uint64_t{1} << 62, ~std::uint64_t{0}}) {
+        const soft::device_options slow{.bytes = 64_MiB, .link_latency_ns = latency_ns};
+        soft::driver driver{{&slow, 1}, {&device, 1}, {&host, 1}};
+        CHECK(driver.describe(device).code() == errc::invalid_argument);
+        CHECK(driver.frame_create(device, page_bytes).code() == errc::invalid_argument);
+        CHECK(driver.describe(host));
+    }
+    for (const std::size_t count : {254, 255}) {
+        const std::vector<soft::device_options> many(count, {.bytes = page_bytes, .units = 1});
+        std::vector<node_id> ids;
+        for (std::size_t i = 0; i < count; ++i) {
+            ids.push_back(node_id{static_cast<int>(i) + 1});
+        }
+        soft::driver driver{many, ids, {&host, 1}};
+        CHECK((driver.describe(host).code() == errc::invalid_argument) == (count == 255));
+        CHECK((driver.frame_create(host, page_bytes).code() == errc::invalid_argument) ==
+              (count == 255));
+    }
+}
+
 TEST_CASE("binding works or says why not") {
     soft::node_memory bound{node_id{0}, 16_MiB, 0};
     CHECK((bound.binding().is_ok() || bound.binding().code == errc::unsupported));

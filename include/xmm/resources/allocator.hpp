@@ -91,7 +91,7 @@ public:
 
     template <class U>
     friend bool operator==(const allocator& a, const allocator<U, Resource>& b) noexcept {
-        return a.resource().is_equal(b.resource());
+        return a.resource() == b.resource();
     }
 
 private:

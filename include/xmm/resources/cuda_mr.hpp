@@ -12,6 +12,7 @@
 
 #include <xmm/resources/memory_resource.hpp>
 #include <xmm/resources/shared_resource.hpp>
+#include <xmm/resources/upstream.hpp>
 
 #if __has_include(<cuda/memory_resource>)
 #ifndef LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE
@@ -77,6 +78,8 @@ public:
 
     [[nodiscard]] node_id node() const noexcept { return one_->node(); }
     [[nodiscard]] reach reachable_by() const noexcept { return one_->reachable_by(); }
+    [[nodiscard]] resource_usage usage() const noexcept { return detail::usage_of(*one_); }
+    [[nodiscard]] queue_port queues() const noexcept { return detail::queues_of(*one_); }
 
     [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = host_alignment) {
         return one_->allocate_sync(bytes, alignment);

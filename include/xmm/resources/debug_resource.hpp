@@ -69,12 +69,8 @@ struct debug_options {
     void* context = nullptr;
 };
 
-template <class Upstream>
+template <host_reachable Upstream>
 class debug_resource final : public adaptor<Upstream> {
-    static_assert(
-        includes(Upstream::static_reach, reach::host),
-        "xmm::debug_resource: the CPU must reach the memory it checks; device-only memory is not");
-
 public:
     explicit debug_resource(Upstream& upstream, debug_options options = {})
         : adaptor<Upstream>{"debug", upstream},

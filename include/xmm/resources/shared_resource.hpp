@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <xmm/resources/memory_resource.hpp>
+#include <xmm/resources/upstream.hpp>
 
 namespace xmm {
 
@@ -25,6 +26,8 @@ public:
     [[nodiscard]] R& get() const noexcept { return *held_; }
     [[nodiscard]] node_id node() const noexcept { return held_->node(); }
     [[nodiscard]] reach reachable_by() const noexcept { return held_->reachable_by(); }
+    [[nodiscard]] resource_usage usage() const noexcept { return detail::usage_of(*held_); }
+    [[nodiscard]] queue_port queues() const noexcept { return detail::queues_of(*held_); }
 
     [[nodiscard]] void* allocate(stream_ref stream, std::size_t bytes,
                                  std::size_t alignment = host_alignment) {
@@ -42,7 +45,7 @@ public:
         held_->deallocate_sync(pointer, bytes, alignment);
     }
     friend bool operator==(const shared_resource& a, const shared_resource& b) noexcept {
-        return a.held_->is_equal(*b.held_);
+        return *a.held_ == *b.held_;
     }
 
 private:

@@ -27,5 +27,5 @@ check() {
 
 check device_elements.cpp "this memory is out of the host's reach" "$@"
 check device_pmr.cpp "no matching" "$@"
-check debug_device.cpp "the CPU must reach the memory it checks" "$@"
+check debug_device.cpp "host_reachable" "$@"
 exit "$errors"

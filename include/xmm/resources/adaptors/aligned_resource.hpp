@@ -12,7 +12,7 @@
 
 namespace xmm {
 
-template <class Upstream>
+template <resource Upstream>
 class aligned_resource final : public adaptor<Upstream> {
 public:
     aligned_resource(Upstream& upstream, std::size_t alignment, std::size_t threshold_bytes = 0)
@@ -39,8 +39,7 @@ private:
     bool do_is_equal_to(const resource_base& other) const noexcept override {
         const auto* same = dynamic_cast<const aligned_resource*>(&other);
         return same != nullptr && same->alignment_ == alignment_ &&
-               same->threshold_bytes_ == threshold_bytes_ &&
-               this->upstream().is_equal(same->upstream());
+               same->threshold_bytes_ == threshold_bytes_ && this->upstream() == same->upstream();
     }
 
     std::size_t alignment_;

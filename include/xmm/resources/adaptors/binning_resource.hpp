@@ -3,6 +3,7 @@
 //
 // Model    Bins have a largest size; a request goes to the smallest bin that takes it, what no bin takes
 //          to the upstream. Where a block came from shows in its size. Bins and upstream are reached alike.
+//          A bin is one of xmm's own resources; another type becomes one within any adaptor.
 // Threads  Any, once all bins are added.
 #pragma once
 
@@ -13,7 +14,7 @@
 
 namespace xmm {
 
-template <class Upstream>
+template <resource Upstream>
 class binning_resource final : public adaptor<Upstream> {
 public:
     using bin_resource = detail::base_for<Upstream::static_reach>;

@@ -14,7 +14,7 @@ namespace xmm {
 
 using failure_callback = bool (*)(std::size_t bytes, void* context);
 
-template <class Upstream>
+template <resource Upstream>
 class failure_callback_resource final : public adaptor<Upstream> {
 public:
     failure_callback_resource(Upstream& upstream, failure_callback callback,
@@ -39,7 +39,7 @@ private:
     }
     bool do_is_equal_to(const resource_base& other) const noexcept override {
         const auto* same = dynamic_cast<const failure_callback_resource*>(&other);
-        return same != nullptr && this->upstream().is_equal(same->upstream());
+        return same != nullptr && this->upstream() == same->upstream();
     }
 
     failure_callback callback_;

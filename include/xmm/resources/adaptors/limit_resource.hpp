@@ -11,7 +11,7 @@
 
 namespace xmm {
 
-template <class Upstream>
+template <resource Upstream>
 class limit_resource final : public adaptor<Upstream> {
 public:
     limit_resource(Upstream& upstream, std::size_t limit) noexcept

@@ -23,7 +23,7 @@
 
 namespace xmm {
 
-template <class Upstream>
+template <resource Upstream>
 class logging_resource final : public adaptor<Upstream> {
 public:
     static constexpr const char* header = "Thread,Time,Action,Pointer,Size,Stream";
@@ -81,7 +81,7 @@ private:
     ranked_mutex<lock_rank::leaf> lock_;
 };
 
-template <class Upstream, class Target>
+template <resource Upstream, class Target>
 logging_resource(Upstream&, Target) -> logging_resource<Upstream>;
 
 }  // namespace xmm

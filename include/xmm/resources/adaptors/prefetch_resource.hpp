@@ -9,7 +9,7 @@
 
 namespace xmm {
 
-template <class Upstream>
+template <resource Upstream>
 class prefetch_resource final : public adaptor<Upstream> {
 public:
     // The upstream's memory belongs to the space. Throws std::invalid_argument on an empty port or an unknown node.
@@ -33,7 +33,7 @@ private:
     bool do_is_equal_to(const resource_base& other) const noexcept override {
         const auto* same = dynamic_cast<const prefetch_resource*>(&other);
         return same != nullptr && same->space_ == space_ && same->target_ == target_ &&
-               this->upstream().is_equal(same->upstream());
+               this->upstream() == same->upstream();
     }
 
     space_port space_;

@@ -44,7 +44,7 @@ struct resource_statistics {
     friend bool operator==(const resource_statistics&, const resource_statistics&) = default;
 };
 
-template <class Upstream>
+template <resource Upstream>
 class statistics_resource final : public adaptor<Upstream> {
 public:
     explicit statistics_resource(Upstream& upstream)

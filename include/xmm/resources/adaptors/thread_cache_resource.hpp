@@ -20,7 +20,7 @@
 
 namespace xmm {
 
-template <class Upstream>
+template <resource Upstream>
 class thread_cache_resource final : public adaptor<Upstream> {
 public:
     static constexpr std::size_t largest_cached_bytes = std::size_t{32} << 10;

@@ -8,7 +8,7 @@
 
 namespace xmm {
 
-template <class Upstream>
+template <resource Upstream>
 class thread_safe_resource final : public adaptor<Upstream> {
 public:
     explicit thread_safe_resource(Upstream& upstream) noexcept

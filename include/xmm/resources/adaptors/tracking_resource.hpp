@@ -29,7 +29,7 @@ struct tracked_block {
     std::int32_t thread = 0;   // the OS's id of the thread that asked
 };
 
-template <class Upstream>
+template <resource Upstream>
 class tracking_resource final : public adaptor<Upstream> {
 public:
     // With report_leaks, live blocks are listed on stderr when the resource goes.
