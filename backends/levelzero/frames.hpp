@@ -60,8 +60,8 @@ public:
     }
     // Always for writing: attributes are kept for a whole reservation.
     [[nodiscard]] status map(va_range at, ze_physical_mem_handle_t handle) const noexcept {
-        return call(&driver_api::virtual_mem_map, to_pointer(at.begin), at.bytes, handle, 0,
-                    ZE_MEMORY_ACCESS_ATTRIBUTE_READWRITE);
+        return call(&driver_api::virtual_mem_map, to_pointer(at.begin), at.bytes, handle,
+                    std::size_t{0}, ZE_MEMORY_ACCESS_ATTRIBUTE_READWRITE);
     }
     // The addresses stay reserved: where a driver lets go of them, others would get them.
     [[nodiscard]] status unmap(va_range at) const noexcept {

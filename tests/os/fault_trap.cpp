@@ -561,6 +561,20 @@ const child_case rearms_once_more{"rearms once more", [] {
                                       }
                                       return 0;
                                   }};
+const child_case rearms_with_flags{"rearms with other flags", [] {
+                                       install(earlier_plain, static_cast<int>(SA_RESETHAND));
+                                       const store s{1};
+                                       for (int i = 0; i < 20; ++i) {
+                                           install(earlier_plain, i % 2 == 0 ? 0 : SA_NODEFER);
+                                           XMM_EXPECT(store::trap().rearm().is_ok());
+                                       }
+                                       for (int calls = 1; calls <= 3; ++calls) {
+                                           make_foreign_page();
+                                           touch_foreign_page();
+                                           XMM_EXPECT(earlier_calls == calls);
+                                       }
+                                       return 0;
+                                   }};
 const child_case rearm_needed{
     "rearm needed", [] {
         store s{2};
@@ -820,7 +834,8 @@ TEST_CASE("fault_trap: a handler installed for one signal is called once") {
 }
 
 TEST_CASE("fault_trap: rearm takes the front again, and nobody is called twice") {
-    for (const char* name : {"rearms", "rearms in order", "rearms once more", "rearm needed"}) {
+    for (const char* name : {"rearms", "rearms in order", "rearms once more",
+                             "rearms with other flags", "rearm needed"}) {
         in_both_ways(name, [](const child_end& end, bool) { CHECK(end.exit_code == 0); });
     }
 }

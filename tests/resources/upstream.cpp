@@ -3,6 +3,7 @@
 #include <xmm/resources/upstream.hpp>
 
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <new>
 #include <numeric>
@@ -25,6 +26,7 @@
 #include <xmm/resources/cuda_mr.hpp>
 #include <xmm/resources/debug_resource.hpp>
 #include <xmm/resources/host_resource.hpp>
+#include <xmm/resources/pool_resource.hpp>
 #include <xmm/resources/shared_resource.hpp>
 #include <xmm/resources/space_resource.hpp>
 
@@ -212,6 +214,24 @@ TEST_CASE("upstream: a bare resource works in every adaptor that accepts it") {
         draw_through_adaptors(mine, same, other);
         CHECK(mine.last_alignment >= device_alignment);
     }
+}
+
+TEST_CASE("upstream: a pool cuts up the chunks of a bare resource") {
+    bare mine{1};
+    {
+        pool_resource pool{mine, {.chunk_bytes = 64 << 10}};
+        fake_space space;
+        const stream_ref a =
+            space.stream(fake_space::queue_a);  // a queue that the resource knows nothing of
+        void* one = pool.allocate(a, 1000);
+        std::memset(one, 1, 1000);
+        pool.deallocate(a, one, 1000);
+        CHECK(pool.allocate_sync(1000) == one);
+        pool.deallocate_sync(one, 1000);
+        CHECK(mine.live == 1);
+        CHECK(pool.usage().used == 0);
+    }
+    CHECK(mine.live == 0);
 }
 
 TEST_CASE("upstream: a bare resource works in an allocator") {

@@ -44,7 +44,8 @@ public:
         conf_key{"check_launches",
                  "on|off: report work that no launch named while pages leave its device (off)"},
         conf_key{"soft_devices", "software XPUs where there is no device, 1 to 8 (1)"},
-        conf_key{"soft_bytes", "memory of each, from 16M (a quarter of the host's, at most 1 GiB)"},
+        conf_key{"soft_bytes",
+                 "memory of each, from 16M to 128T (a quarter of the host's, at most 1 GiB)"},
         conf_key{"soft_link", "bytes a second of each one's link, each way; 0 is unlimited (0)"},
     };
 

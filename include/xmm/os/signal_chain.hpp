@@ -103,11 +103,15 @@ private:
     static const unsigned char* tail_of(const siginfo_t& info) noexcept {
         return reinterpret_cast<const unsigned char*>(&info) + sizeof info - sizeof(mark);
     }
+    // The same function: noted twice where it was installed with different flags, and once in the order.
+    [[nodiscard]] bool is_same(std::uint64_t one, std::uint64_t other) const noexcept {
+        return earlier_[one - 1].sa_sigaction == earlier_[other - 1].sa_sigaction;
+    }
     // The same, but for `number`, which comes first.
-    [[nodiscard]] static std::uint64_t with_first(std::uint64_t order, unsigned number) noexcept {
+    [[nodiscard]] std::uint64_t with_first(std::uint64_t order, unsigned number) const noexcept {
         std::uint64_t moved = number;
         for (unsigned shift = 4; order != 0; order >>= 4) {
-            if ((order & 15) != number) {
+            if (!is_same(order & 15, number)) {
                 moved |= (order & 15) << shift;
                 shift += 4;
             }
@@ -115,11 +119,21 @@ private:
         return moved;
     }
     // Who comes after `number`; 0: nobody.
-    [[nodiscard]] static unsigned after(std::uint64_t order, std::uint64_t number) noexcept {
-        while (order != 0 && (order & 15) != number) {
+    [[nodiscard]] unsigned after(std::uint64_t order, std::uint64_t number) const noexcept {
+        while (order != 0 && !is_same(order & 15, number)) {
             order >>= 4;
         }
         return static_cast<unsigned>(order >> 4 & 15);
+    }
+    [[nodiscard]] static bool is_alike(const struct sigaction& one,
+                                       const struct sigaction& other) noexcept {
+        bool is_same_mask = true;
+        for (int signal = 1; signal < NSIG; ++signal) {
+            is_same_mask = is_same_mask && ::sigismember(&one.sa_mask, signal) ==
+                                               ::sigismember(&other.sa_mask, signal);
+        }
+        return one.sa_sigaction == other.sa_sigaction && one.sa_flags == other.sa_flags &&
+               is_same_mask;
     }
     static void die_of(int signal, siginfo_t& info, bool repeats) noexcept;
     static sigset_t mask_for(int signal, const struct sigaction& action,
@@ -141,8 +155,8 @@ inline status signal_chain::take_front(int signal, handler ours) noexcept {
         return {};
     }
     unsigned at = 0;
-    while (at < count_ && earlier_[at].sa_sigaction != front.sa_sigaction) {
-        ++at;  // one that was noted before and came back would be called twice
+    while (at < count_ && !is_alike(earlier_[at], front)) {
+        ++at;
     }
     if (at == count_) {
         if (count_ == capacity) {

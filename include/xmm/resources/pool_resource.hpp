@@ -30,6 +30,7 @@
 #include <xmm/resources/memory_resource.hpp>
 #include <xmm/resources/size_classes.hpp>
 #include <xmm/resources/space_resource.hpp>
+#include <xmm/resources/upstream.hpp>
 
 namespace xmm {
 
@@ -38,7 +39,7 @@ struct pool_options {
     std::size_t largest_chunk_bytes = std::size_t{64} << 20;  // they grow with the pool up to this
 };
 
-template <class Upstream>
+template <resource Upstream>
 class pool_resource : public detail::base_for<Upstream::static_reach> {
     using base = detail::base_for<Upstream::static_reach>;
 
@@ -74,8 +75,12 @@ public:
     }
 
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_; }
-    [[nodiscard]] resource_usage usage() const noexcept override { return upstream_.usage(); }
-    [[nodiscard]] queue_port queues() const noexcept override { return upstream_.queues(); }
+    [[nodiscard]] resource_usage usage() const noexcept override {
+        return detail::usage_of(upstream_);
+    }
+    [[nodiscard]] queue_port queues() const noexcept override {
+        return detail::queues_of(upstream_);
+    }
 
     // Gives all chunks back; no block of the pool is in use any more, on the CPU or on a queue.
     void release() noexcept {
@@ -206,7 +211,7 @@ private:
         }
         const bool has_place = with(list.lock, [&] { return try_put_locked(list, given); });
         if (!has_place && given.is_known) {
-            const status waited = upstream_.queues().wait(given.point);
+            const status waited = queues().wait(given.point);
             if (waited || is_over(waited.code)) {
                 with(list.lock, [&] { list.ready.push_back(pointer); });  // always has room
             }
@@ -243,18 +248,18 @@ private:
     }
     // The point after which a block may be reused; value 0 if that is now.
     [[nodiscard]] bool try_note_point(stream_ref stream, waiting_block& given) const noexcept {
-        const queue_port queues = upstream_.queues();
-        if (stream.queue() != queue_id{} && queues) {
+        const queue_port port = queues();
+        if (stream.queue() != queue_id{} && port) {
             given.point.queue = stream.queue();
-            if (const status asked = ask(queues, given); asked || !is_over(asked.code)) {
+            if (const status asked = ask(port, given); asked || !is_over(asked.code)) {
                 return true;
             }
             given = {given.pointer, {}, true};
         }
         return this->try_await(stream);
     }
-    static status ask(queue_port queues, waiting_block& block) noexcept {
-        result<ticket> point = queues.record(block.point.queue);
+    static status ask(queue_port port, waiting_block& block) noexcept {
+        result<ticket> point = port.record(block.point.queue);
         block.is_known = point.has_value();
         block.point = point ? *point : block.point;
         return point.error();
@@ -295,24 +300,24 @@ private:
     }
     // Makes ready what the queues have passed.
     void sweep_locked(size_list& list) noexcept {
-        const queue_port queues = upstream_.queues();
+        const queue_port port = queues();
         for (queue_line& line : list.lines) {
-            ask_again_locked(queues, list, line);
-            while (!line.known.empty() && is_passed(queues, line.known.front().point)) {
+            ask_again_locked(port, list, line);
+            while (!line.known.empty() && is_passed(port, line.known.front().point)) {
                 list.ready.push_back(line.known.front().pointer);
                 line.known.pop_front();
             }
         }
     }
-    static bool is_passed(queue_port queues, ticket point) noexcept {
-        return point.value == 0 || queues.is_done(point);
+    static bool is_passed(queue_port port, ticket point) noexcept {
+        return point.value == 0 || port.is_done(point);
     }
     // One question for all that their queue could not say anything of.
-    static void ask_again_locked(queue_port queues, size_list& list, queue_line& line) noexcept {
+    static void ask_again_locked(queue_port port, size_list& list, queue_line& line) noexcept {
         if (line.unknown.empty()) {
             return;
         }
-        const result<ticket> point = queues.record(line.queue);
+        const result<ticket> point = port.record(line.queue);
         if (point.code() == errc::device_lost) {
             list.ready.insert(list.ready.end(), line.unknown.begin(), line.unknown.end());
         } else if (point) {
@@ -338,7 +343,7 @@ private:
             }
             return known != list.lines.end();
         });
-        return has_one && upstream_.queues().wait(point).is_ok();
+        return has_one && queues().wait(point).is_ok();
     }
     void add_slab(size_list& list, std::size_t index) {
         const std::size_t block = classes::bytes_of(index);
