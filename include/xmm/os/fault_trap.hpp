@@ -16,7 +16,9 @@
 // Limits   By signals only (no userfaultfd): a system call on a hole gets EFAULT, without a signal; a
 //          thread that blocks SIGSEGV is killed by the kernel. In both ways: a handler installed later
 //          must chain, or be followed by rearm(); an earlier handler without SA_ONSTACK runs on the
-//          alternate stack if the thread has one; a child of fork gets a message, not the memory.
+//          alternate stack if the thread has one; a child of fork gets a message, not the memory. A handler of an
+//          asynchronous signal that interrupts a call of xmm must not touch a sink's memory: the interrupted thread
+//          may own what the fault waits for, and both wait for ever. By signals, a thread that waits here takes none.
 // See      signal_chain.hpp, userfaultfd.hpp: the two ways. fault_sinks.hpp: cpu_fault_sink.
 #pragma once
 
