@@ -21,7 +21,7 @@
 #include "device_work.hpp"
 #include "errors.hpp"
 #include "heaps.hpp"
-#include "whole_file.hpp"
+#include "stream_file.hpp"
 
 namespace xmm::c_interface {
 namespace {
