@@ -38,7 +38,8 @@ double ns_per_pair(std::size_t batch, std::size_t pairs, Take&& take, Give&& giv
 
 // A model of the pools that RMM has: free blocks of each stream in a list by address, the best fit found by a look at
 // all of them, neighbours of one chunk merged as they come back, an event recorded with each block that is given back
-// so that another stream may take it, one mutex. It grows by chunks of cudaMalloc and gives nothing back before its end.
+// so that another stream may take it, one mutex. It grows by chunks of cudaMalloc and gives nothing back before
+// its end.
 class pool_model {
 public:
     static constexpr std::size_t alignment = 256;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random reads by a kernel of unified memory that lies on the host, and of a range of which two thirds lie on the
-// device; in either mode, beside what CUDA offers there: pinned memory that is mapped (vmm), managed memory that prefers
-// the host (managed). Each value that is read is checked by the kernel.
+// device; in either mode, beside what CUDA offers there: pinned memory that is mapped (vmm), managed memory that
+// prefers the host (managed). Each value that is read is checked by the kernel.
 #include "rig.hpp"
 
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Another process takes 20 GiB of a card that we fill, in steps, trying again when it gets nothing. We give way: none of
-// our launches fails, the results are right, and what the other one left is used again.
+// Another process takes 20 GiB of a card that we fill, in steps, trying again when it gets nothing. We give way: none
+// of our launches fails, the results are right, and what the other one left is used again.
 #include "rig.hpp"
 
 #include <sys/wait.h>

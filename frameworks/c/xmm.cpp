@@ -9,19 +9,21 @@
 #include <ostream>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <xmm/resources/export/chrome_trace.hpp>
 #include <xmm/resources/export/replay_csv.hpp>
 #include <xmm/resources/export/rmm_csv.hpp>
+#include <xmm/resources/export/text.hpp>
 #include <xmm/resources/export/torch_snapshot.hpp>
 
 #include "books.hpp"
 #include "device_work.hpp"
 #include "errors.hpp"
 #include "heaps.hpp"
-#include "whole_file.hpp"
+#include "stream_file.hpp"
 
 namespace xmm::c_interface {
 namespace {
@@ -42,6 +44,34 @@ template <class T>
 }
 status no_structure() noexcept {
     return fail(errc::invalid_argument, "a structure is missing, or its struct_size is not set");
+}
+// As much of a text as fits, in whole characters of UTF-8, with its NUL. A byte that is none becomes U+FFFD; the text
+// may have been cut before: what it ends with of a character is left out.
+template <std::size_t Room>
+void fit_text(char (&to)[Room], std::string_view text) noexcept {
+    const auto is_begun = [](std::string_view rest) {
+        const auto first = static_cast<unsigned char>(rest[0]);
+        return first >= 0xc2 && first < 0xf5 && rest.size() < 4 &&
+               std::all_of(rest.begin() + 1, rest.end(), [](char next) {
+                   return (static_cast<unsigned char>(next) & 0xc0) == 0x80;
+               });
+    };
+    std::size_t used = 0;
+    while (!text.empty()) {
+        const std::size_t length = xmm::detail::utf8_length(text);
+        if (length == 0 && is_begun(text)) {
+            break;
+        }
+        const std::string_view piece =
+            length != 0 ? text.substr(0, length) : std::string_view{"\xef\xbf\xbd"};
+        if (piece.size() >= Room - used) {
+            break;
+        }
+        std::copy(piece.begin(), piece.end(), to + used);
+        used += piece.size();
+        text.remove_prefix(std::max<std::size_t>(length, 1));
+    }
+    to[used] = '\0';
 }
 status no_place() noexcept {
     return fail(errc::invalid_argument, "there is no place for the answer");
@@ -333,8 +363,7 @@ xmm_status xmm_describe_node(int32_t number, xmm_node_description* description) 
         said.bytes = (*found)->about.bytes;
         said.limit_bytes = usage->limit;
         said.used_bytes = usage->used;
-        std::memcpy(said.name, (*found)->about.name.data(), sizeof said.name);
-        said.name[sizeof said.name - 1] = '\0';
+        fit_text(said.name, (*found)->about.name.data());
         return hand_over(description, said) ? status{} : no_structure();
     });
 }

@@ -135,9 +135,9 @@ XMM_API xmm_status xmm_queue_synchronize(xmm_queue queue) XMM_NOEXCEPT;
  * NULL it is done on return. The ranges do not overlap. Plain memory can be read, or written, as the copy needs:
  * only that it is mapped is checked. */
 XMM_API xmm_status xmm_copy(void* to, const void* from, size_t bytes, xmm_queue queue) XMM_NOEXCEPT;
-/* Since 0.4: how many copies in the order of a queue came to nothing when their turn came, in this process so far: plain
- * memory was gone by then, or no memory was left for a page. The queue goes on, and xmm_queue_synchronize answers
- * XMM_OK: who must know compares this before and after. */
+/* Since 0.4: how many copies in the order of a queue came to nothing when their turn came, in this process so far:
+ * plain memory was gone by then, or no memory was left for a page. The queue goes on, and xmm_queue_synchronize
+ * answers XMM_OK: who must know compares this before and after. */
 XMM_API uint64_t xmm_copy_failures(void) XMM_NOEXCEPT;
 
 /* ---- blocks */

@@ -135,14 +135,22 @@ print("dev: each compiler has its folder")
 
 with tempfile.TemporaryDirectory() as folder:
     shutil.copy(ROOT / "dev", folder)
-    header = pathlib.Path(folder) / "include" / "one.hpp"
+    tree = pathlib.Path(folder)
     for name in ("include", "backends", "tests", "examples", "benchmarks", "tools", "frameworks", "packaging"):
-        (pathlib.Path(folder) / name).mkdir()
-    for columns, has_passed in ((120, True), (121, False)):
-        header.write_text("// fits\n// ".ljust(columns + 8, "x") + "\n", encoding="ascii")
-        # Whatever lays out the code, this is about what it leaves alone.
-        done = subprocess.run([header.parents[1] / "dev", "format", "--check", "--no-install"],
-                              env={**os.environ, "CLANG_FORMAT": "true"}, capture_output=True, text=True, timeout=60)
-        if (done.returncode == 0) != has_passed or ("include/one.hpp:2:" in done.stderr) == has_passed:
-            raise SystemExit(f"a comment of {columns} columns: exit status {done.returncode}\n{done.stderr}")
+        (tree / name).mkdir()
+    for name, first, last in (("include/one.hpp", "// fits", "// "), ("backends/soft/one.hpp", "// fits", "// "),
+                              ("tests/os/one.cpp", "int one;", "int two;  // "), ("examples/one.cu", "// fits", "    // "),
+                              ("benchmarks/one.cpp", "// fits", "// "), ("tools/demo/main.cpp", "// fits", "// "),
+                              ("frameworks/c/one.h", "/* fits", " * "), ("frameworks/c/one.cpp", "// fits", "// "),
+                              ("tests/c_abi/one.c", "int one;", "int two; /* "), ("packaging/one/one.cpp", "// fits", "// ")):
+        source = tree / name
+        source.parent.mkdir(parents=True, exist_ok=True)
+        for columns, has_passed in ((120, True), (121, False)):
+            source.write_text(f"{first}\n{last.ljust(columns, 'x')}\n", encoding="ascii")
+            # Whatever lays out the code, this is about what it leaves alone.
+            done = subprocess.run([tree / "dev", "format", "--check", "--no-install"],
+                                  env={**os.environ, "CLANG_FORMAT": "true"}, capture_output=True, text=True, timeout=60)
+            if (done.returncode == 0) != has_passed or (f"{name}:2:" in done.stderr) == has_passed:
+                raise SystemExit(f"{name}, a comment of {columns} columns: exit status {done.returncode}\n{done.stderr}")
+        source.unlink()
 print("dev: comments past 120 columns are refused")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mode of spaces that name no driver. Apart from managed.cpp and after it: their driver stays for good, and a device
-// that was lost is well again only while nobody holds it.
+// The mode of spaces that name no driver. Apart from managed.cpp and after it: their driver stays for good, and a
+// device that was lost is well again only while nobody holds it.
 #include <xmm/xmm.hpp>
 
 #include <doctest/doctest.h>

@@ -8,10 +8,12 @@ import gzip
 import json
 import os
 import pathlib
+import resource
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import zlib
 
 PROGRAM = str(pathlib.Path(sys.argv[1]).resolve())
@@ -94,6 +96,30 @@ def own_files(folder):
     expect(json.loads((folder / "r.json").read_text())["runs"][-1]["device_bytes"] == 8 << 20, "--device-bytes")
 
 
+def full_disk(folder):
+    """The report is as it was where the disk is full: it is, from when the last picture is taken through a pipe."""
+    out = folder / "full"
+    out.mkdir()
+    report = out / "report.json"
+    report.write_text("old")
+    os.mkfifo(out / "landscape.png")
+    words = [PROGRAM, "--quick", "--trace", "own.csv", "--out", "full", "--policy", "mapped", "--iterations", "1", "--clusters", "2"]
+    with subprocess.Popen(words, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                          text=True, restore_signals=False) as running:  # SIGXFSZ stays ignored
+        def read_picture():
+            with open(out / "landscape.png", "rb") as pipe:
+                resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY))
+                while pipe.read(1 << 16):
+                    pass
+        reader = threading.Thread(target=read_picture, daemon=True)
+        reader.start()
+        said = running.communicate(timeout=110)[1]
+        reader.join(10)
+    expect(report.read_text() == "old", "a full disk: the report of before is lost")
+    expect(running.returncode == 1 and "report.json: cannot be written: File too large" in said, f"a full disk: {said}")
+    expect(not list(out.glob("*.part")), "a full disk: a partial file stayed")
+
+
 def png_chunk(kind, body):
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
@@ -158,6 +184,7 @@ def bad_input(folder):
 with tempfile.TemporaryDirectory() as name:
     quick_round(pathlib.Path(name))
     own_files(pathlib.Path(name))
+    full_disk(pathlib.Path(name))
     transparent_picture(pathlib.Path(name))
     bad_input(pathlib.Path(name))
 print("xmm-demo --quick: pictures, report and errors as they should be")

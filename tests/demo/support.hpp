@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// support.hpp - files for the tests of the demo: a folder that goes away, PNG and gzip writers.
+// support.hpp - files for the tests of the demo: PNG and gzip writers, and a folder that goes away.
 #pragma once
 
 #include <png.h>
@@ -8,39 +8,17 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <vector>
 
 #include "../../tools/demo/bad_input.hpp"
+#include "../support/temporary_folder.hpp"
 
 namespace xmm::demo::testing {
 
-class temporary_folder {
-public:
-    temporary_folder() {
-        std::string name = (std::filesystem::temp_directory_path() / "xmm-demo-XXXXXX").string();
-        path_ = mkdtemp(name.data());
-    }
-    temporary_folder(const temporary_folder&) = delete;
-    temporary_folder& operator=(const temporary_folder&) = delete;
-    ~temporary_folder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    [[nodiscard]] std::string file(const std::string& name) const {
-        return (path_ / name).string();
-    }
-    [[nodiscard]] std::size_t files() const {
-        return static_cast<std::size_t>(
-            std::distance(std::filesystem::directory_iterator{path_}, {}));
-    }
-
-private:
-    std::filesystem::path path_;
-};
+using test::temporary_folder;
 
 inline void write_file(const std::string& path, const std::string& bytes) {
     std::ofstream{path, std::ios::binary} << bytes;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// host_stream.hpp - a Level Zero queue that runs loops on the software driver, as soft::stream runs them on its devices:
-// xmm::launch<test::host_stream>(...).
+// host_stream.hpp - a Level Zero queue that runs loops on the software driver, as soft::stream runs them on its
+// devices: xmm::launch<test::host_stream>(...).
 //
-// Model    A loop is one kernel, in the software driver's module format; what it does through a device_view goes through
-//          the driver's own translation. It and its kernel are freed by a host call behind it.
+// Model    A loop is one kernel, in the software driver's module format; what it does through a device_view goes
+//          through the driver's own translation. It and its kernel are freed by a host call behind it.
 // Failure  A miss loses the device, and the loop ends there.
 #pragma once
 

@@ -530,7 +530,8 @@ const child_case rearms{
 const child_case rearms_in_order{"rearms in order", [] {
                                      install(earlier_plain);
                                      const store s{1};
-                                     // Each of them comes back before one that came after it, more often than there is room for handlers.
+                                     // Each of them comes back before one that came after it, more often
+                                     // than there is room for handlers.
                                      for (int i = 0; i < 20; ++i) {
                                          install(SIG_DFL);
                                          XMM_EXPECT(store::trap().rearm().is_ok());

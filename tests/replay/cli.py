@@ -190,8 +190,46 @@ def where_it_is_told(folder):
     reader.join(10)
     expect(done.returncode == 0 and (inside / "pipe").is_fifo() and got and json.loads(got[0]), "--json to a pipe", done)
     expect(len(list(inside.iterdir())) == 5, "something is left beside the files")
+    with open(inside / "file", "w") as out:
+        done = subprocess.run([PROGRAM, "form.csv", "--json", "/dev/stdout"], cwd=folder, stdin=subprocess.DEVNULL, stdout=out,
+                              stderr=subprocess.PIPE, text=True, timeout=110)
+    expect(done.returncode == 2 and "a file that this program has open" in done.stderr, f"--json to the standard output, a file: {done.stderr}")
     full = run(folder, "form.csv", "--json", "/dev/full")
     expect(full.returncode == 2 and "No space left" in full.stderr, "--json to a device that is full", full)
+
+
+def beside(folder):
+    """What others have put beside an output stays: neither a link is followed nor a file taken, also one that is read."""
+    inside = folder / "shared"
+    inside.mkdir()
+    (inside / "victim").write_text("mine")
+    trace = (folder / "form.csv").read_bytes()
+    (inside / "q.json.part").symlink_to("victim")
+    (inside / "q.png.part").symlink_to("nothing")
+    (inside / "o.json.part").write_bytes(trace)
+    done = run(inside, "o.json.part", "--json", "q.json", "--plot", "q.png")
+    expect(done.returncode == 0 and json.loads((inside / "q.json").read_text()), "a link beside --json", done)
+    done = run(inside, "o.json.part", "--json", "o.json")
+    expect(done.returncode == 0 and json.loads((inside / "o.json").read_text()), "a file beside --json", done)
+    expect((inside / "victim").read_text() == "mine" and not (inside / "nothing").exists(), "a link beside an output was followed")
+    expect((inside / "o.json.part").read_bytes() == trace, "a file beside an output was changed")
+    expect(not any((inside / name).is_symlink() for name in ("q.json", "q.png", "o.json")), "an output has become a link")
+    expect((inside / "q.json.part").is_symlink() and len(list(inside.iterdir())) == 7, "other files than the outputs")
+
+
+def full_disk(folder):
+    """An output that cannot be written to its end is as it was."""
+    inside = folder / "full"
+    inside.mkdir()
+    outputs = [inside / "o.json", inside / "o.png"]
+    for path in outputs:
+        path.write_text("old")
+    for option, path in zip(("--json", "--plot"), outputs):
+        done = subprocess.run([PROGRAM, "../form.csv", option, path.name], cwd=inside, stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=110, restore_signals=False,  # SIGXFSZ stays ignored
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY)))
+        expect(done.returncode == 2 and f"{path.name}: cannot be written" in done.stderr, f"{option} on a full disk", done)
+        expect([one.read_text() for one in outputs] == ["old", "old"] and len(list(inside.iterdir())) == 2, f"{option}: not as before", done)
 
 
 def read_and_written(folder):
@@ -203,13 +241,12 @@ def read_and_written(folder):
     saved = (inside / "tiny-1.csv").read_bytes()
     (inside / "t.csv").write_bytes(trace)
     (inside / "p.json").write_text('{"create": 5}')
-    (inside / "o.json.part").write_bytes(trace)
     (inside / "link").symlink_to("t.csv")
     os.link(inside / "t.csv", inside / "hard")
     before = {path: path.read_bytes() for path in inside.iterdir()}
     for words in [["t.csv", "--json", "t.csv"], ["t.csv", "--json", "link"], ["t.csv", "--plot", "hard"], ["link", "--json", "./t.csv"],
                   ["link", "--plot", "hard"], ["t.csv", "--prices", "p.json", "--json", "../same/p.json"],
-                  ["o.json.part", "--json", "o.json"], ["tiny-1.csv", "--generate", "tiny", "--save", "."]]:
+                  ["tiny-1.csv", "--generate", "tiny", "--save", "."]]:
         done = run(inside, *words)
         expect(done.returncode == 2 and "would be written over" in done.stderr and done.stdout == "", f"{words}", done)
         expect({path: path.read_bytes() for path in inside.iterdir()} == before, f"{words}: a file was changed")
@@ -267,6 +304,8 @@ with tempfile.TemporaryDirectory() as name:
     options(pathlib.Path(name))
     few_threads(pathlib.Path(name))
     where_it_is_told(pathlib.Path(name))
+    beside(pathlib.Path(name))
+    full_disk(pathlib.Path(name))
     read_and_written(pathlib.Path(name))
     bad_input(pathlib.Path(name))
 print("xmm-replay: forms, fields, options and errors as they should be")

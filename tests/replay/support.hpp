@@ -6,34 +6,16 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <string_view>
 
 #include "../../tools/demo/bad_input.hpp"
+#include "../support/temporary_folder.hpp"
 
 namespace xmm::trace_replay::testing {
 
-class temporary_folder {
-public:
-    temporary_folder() {
-        std::string name = (std::filesystem::temp_directory_path() / "xmm-replay-XXXXXX").string();
-        path_ = mkdtemp(name.data());
-    }
-    temporary_folder(const temporary_folder&) = delete;
-    temporary_folder& operator=(const temporary_folder&) = delete;
-    ~temporary_folder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    [[nodiscard]] std::string file(const std::string& name) const {
-        return (path_ / name).string();
-    }
-
-private:
-    std::filesystem::path path_;
-};
+using test::temporary_folder;
 
 inline void write_bytes(const std::string& path, std::string_view bytes) {
     std::ofstream{path, std::ios::binary} << bytes;

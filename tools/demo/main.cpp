@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +25,7 @@
 #include "malloc_part.hpp"
 #include "memory.hpp"
 #include "options.hpp"
+#include "output_file.hpp"
 #include "png.hpp"
 #include "progress.hpp"
 #include "replay.hpp"
@@ -194,12 +194,9 @@ public:
             write_picture(landscape_name, in_.picture);
         }
         const std::string path = json_path();
-        std::ofstream file{path};
-        file << json().dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
-             << '\n';
-        if (!file.flush()) {
-            throw bad_input(path + ": cannot be written");
-        }
+        write_text(
+            path,
+            json().dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n');
         written_.push_back(path);
     }
 
@@ -346,18 +343,9 @@ void settle_policies(options& wanted) {
 
 // Nothing stays: only what would fail after a minute's work is found out now.
 void check_outputs(const options& wanted) {
-    namespace fs = std::filesystem;
-    std::error_code error;
     try_write(wanted.out_folder);
-    const fs::path folder = fs::path{wanted.json_path}.parent_path();
-    if (!folder.empty() && !fs::is_directory(folder, error)) {
-        throw bad_input(wanted.json_path + ": there is no folder " + folder.string());
-    }
-    if (fs::is_directory(wanted.json_path, error)) {
-        throw bad_input(wanted.json_path + ": is a folder, not a name for a file");
-    }
-    if (!folder.empty()) {
-        try_write(folder.string());
+    if (!wanted.json_path.empty()) {
+        try_output(wanted.json_path);
     }
 }
 

@@ -16,6 +16,7 @@
 #include "bad_input.hpp"
 #include "kmeans.hpp"
 #include "size_value.hpp"
+#include "trace_folders.hpp"
 
 namespace xmm::demo {
 
@@ -31,19 +32,6 @@ struct options {
     double link_gb_per_second = 4;
     bool is_quick = false;
 };
-
-// Where the project's traces are: in the sources that hold the build folder, or installed.
-[[nodiscard]] inline std::vector<std::filesystem::path> trace_folders() {
-    std::vector<std::filesystem::path> out = {"traces"};
-    std::error_code error;
-    auto above = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-    for (int levels = 0; levels < 4 && above.has_relative_path(); ++levels) {
-        out.push_back(above / "traces");
-        out.push_back(above / "share" / "xmm" / "traces");
-        above = above.parent_path();
-    }
-    return out;
-}
 
 // A path that exists is taken as it is; a name without a slash may be one of the project's traces.
 [[nodiscard]] inline std::string find_trace(const std::string& name) {

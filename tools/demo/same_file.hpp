@@ -11,7 +11,6 @@
 
 #include "bad_input.hpp"
 #include "format.hpp"
-#include "output_file.hpp"
 
 namespace xmm::demo {
 
@@ -25,10 +24,8 @@ namespace xmm::demo {
 inline void refuse_to_overwrite(const std::vector<std::string>& inputs,
                                 const std::vector<std::string>& outputs) {
     for (const std::string& output : outputs) {
-        // An output_file is first made beside its place.
-        const std::string partial = output_file::partial_of(output);
         for (const std::string& input : inputs) {
-            if (is_same_file(output, input) || is_same_file(partial, input)) {
+            if (is_same_file(output, input)) {
                 throw bad_input(
                     fmt::format("{}: would be written over {}, which is read", output, input));
             }

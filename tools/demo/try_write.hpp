@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// try_write.hpp - whether files can be made in a folder, found out before a minute's work.
+// try_write.hpp - whether files can be made in a folder or by a name, found out before a minute's work.
 //
 // Model    Tries it, and takes back what it made: the folders that were missing, and an empty file.
-// Failure  bad_input with folder and reason.
+// Failure  bad_input with folder or file, and reason.
 #pragma once
 
 #include <unistd.h>
@@ -15,7 +15,10 @@
 #include <system_error>
 #include <vector>
 
+#include <xmm/os/whole_file.hpp>
+
 #include "bad_input.hpp"
+#include "output_file.hpp"
 
 namespace xmm::demo {
 
@@ -58,6 +61,30 @@ inline void try_write(const std::string& folder) {
     }
     ::close(file);
     ::unlink(name.c_str());
+}
+
+// As an output_file, by its name or behind links. Its folder has to be there.
+inline void try_output(const std::string& path) {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    if (fs::is_directory(path, error)) {
+        throw bad_input(path + ": is a folder, not a name for a file");
+    }
+    if (fs::path{path}.filename().empty()) {
+        throw bad_input(path + ": is not a name for a file");
+    }
+    const file_place place = file_place::of(path);
+    if (place.error != 0) {
+        refuse_output(path, why_not_written(place, place.error));
+    }
+    if (place.is_straight) {
+        return;
+    }
+    const fs::path folder = fs::path{place.path}.parent_path();
+    if (!folder.empty() && !fs::is_directory(folder, error)) {
+        throw bad_input(path + ": there is no folder " + folder.string());
+    }
+    try_write(folder.empty() ? "." : folder.string());
 }
 
 }  // namespace xmm::demo

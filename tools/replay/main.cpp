@@ -2,15 +2,13 @@
 // main.cpp - xmm-replay: recorded allocations through named allocators.
 //
 // Model    All input is read and checked before anything runs or is written: generated traces then, results at the
-//          end, each file whole or not at all. Runs are spread over threads, as many as can be had. Exit status: 0 all replayed, 1 an allocator found no
-//          memory, 2 something that was given cannot be used.
+//          end, each file whole or not at all. Runs are spread over threads, as many as can be had. Exit status: 0 all
+//          replayed, 1 an allocator found no memory, 2 something that was given cannot be used.
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -44,35 +42,6 @@
 
 namespace xmm::trace_replay {
 namespace {
-
-void write_file(const std::string& path, const std::string& text) {
-    demo::output_file file{path};
-    if (std::fwrite(text.data(), 1, text.size(), file.get()) != text.size()) {
-        file.refuse(std::strerror(errno));
-    }
-    file.finish();
-}
-
-// Found out before a minute's work.
-void check_output(const std::string& path) {
-    namespace fs = std::filesystem;
-    if (path.empty()) {
-        return;
-    }
-    std::error_code error;
-    const std::string place = demo::output_file::place_of(path);
-    const fs::path folder = fs::path{place}.parent_path();
-    if (fs::is_directory(path, error) || fs::path{path}.filename().empty()) {
-        throw bad_input(path + ": is not a name for a file");
-    }
-    if (!folder.empty() && !fs::is_directory(folder, error)) {
-        throw bad_input(path + ": there is no folder " + folder.string());
-    }
-    if (place.empty()) {
-        return;  // a pipe, say: nothing is made beside it
-    }
-    demo::try_write(folder.empty() ? "." : folder.string());
-}
 
 [[nodiscard]] prices choose_prices(const options& wanted, const replay_backend* real) {
     if (wanted.prices == "idle") {
@@ -179,7 +148,7 @@ void save(const options& wanted, const std::vector<text_file>& files) {
     }
     demo::make_folder(wanted.save_folder);
     for (const text_file& one : files) {
-        write_file(one.path, one.text);
+        demo::write_text(one.path, one.text);
     }
 }
 
@@ -298,8 +267,12 @@ int run(int count, char** words) {
     if (const auto code = parse_options(count, words, wanted)) {
         return *code;
     }
-    check_output(wanted.json_path);
-    check_output(wanted.plot_path);
+    // Found out before a minute's work.
+    for (const std::string& path : {wanted.json_path, wanted.plot_path}) {
+        if (!path.empty()) {
+            demo::try_output(path);
+        }
+    }
     const std::unique_ptr<replay_backend> real = open_real_device(wanted);
     const prices list = choose_prices(wanted, real.get());
     const std::vector<std::string> inputs = files_to_read(wanted);
@@ -337,7 +310,7 @@ int run(int count, char** words) {
             out.back()["prices"] = list.name;
             out.back()["scale"] = wanted.scale;
         }
-        write_file(
+        demo::write_text(
             wanted.json_path,
             out.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n');
     }

@@ -15,6 +15,7 @@
 
 #include "../demo/format.hpp"
 #include "../demo/size_value.hpp"
+#include "../demo/trace_folders.hpp"
 #include "allocators.hpp"
 #include "backends.hpp"
 #include "generate.hpp"
@@ -64,19 +65,6 @@ namespace detail {
     return out;
 }
 
-// Where the project's traces are: in the sources that hold the build folder, or installed.
-[[nodiscard]] inline std::vector<std::filesystem::path> trace_folders() {
-    std::vector<std::filesystem::path> out = {"traces"};
-    std::error_code error;
-    auto above = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-    for (int levels = 0; levels < 4 && above.has_relative_path(); ++levels) {
-        out.push_back(above / "traces");
-        out.push_back(above / "share" / "xmm" / "traces");
-        above = above.parent_path();
-    }
-    return out;
-}
-
 inline constexpr const char* trace_endings[] = {".csv", ".csv.gz", ".log",    ".log.gz",
                                                 ".pkl", ".pkl.gz", ".pickle", ".pickle.gz"};
 
@@ -106,7 +94,7 @@ inline constexpr const char* trace_endings[] = {".csv", ".csv.gz", ".log",    ".
     std::error_code error;
     std::vector<std::string> out;
     if (wanted.empty()) {
-        for (const auto& folder : detail::trace_folders()) {
+        for (const auto& folder : demo::trace_folders()) {
             if (out = detail::traces_in(folder); !out.empty()) {
                 return out;
             }
@@ -129,7 +117,7 @@ inline constexpr const char* trace_endings[] = {".csv", ".csv.gz", ".log",    ".
         }
         std::string found;
         if (name.find('/') == std::string::npos) {
-            for (const auto& folder : detail::trace_folders()) {
+            for (const auto& folder : demo::trace_folders()) {
                 for (const char* ending : {"", ".csv.gz"}) {
                     const auto path = folder / (name + ending);
                     if (found.empty() && fs::is_regular_file(path, error)) {

@@ -155,7 +155,7 @@ bool populate(void* at, std::size_t bytes, bool write) {
     if (::madvise(begin, all, write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ) == 0) {
         return true;
     }
-    // EINVAL means that one may not do it there, or that the kernel, before 5.14, cannot: nothing at all tells them apart.
+    // EINVAL means that one may not do it there, or that the kernel, before 5.14, cannot: nothing at all tells which.
     if (::madvise(begin, 0, MADV_POPULATE_READ) == 0) {
         return false;
     }
