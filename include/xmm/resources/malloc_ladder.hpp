@@ -41,10 +41,14 @@ public:
 
     [[nodiscard]] shortage_desk& users_help() noexcept { return users_help_; }
 
+    // Nothing has to be given back, and there can be room for that much: asked for every large block.
+    [[nodiscard]] bool is_within_limit(std::size_t bytes) const noexcept {
+        return book_ != nullptr ? std::max(bytes, book_->used()) <= book_->limit()
+                                : bytes <= heap_.port.most_bytes();
+    }
     // The heap may hold more than there is to be had: frames from before the device's limit was lowered.
     [[nodiscard]] bool can_ever_fit(std::size_t bytes) const noexcept {
-        const std::size_t most = book_ != nullptr ? book_->limit() : heap_.port.most_bytes();
-        return bytes <= most || bytes <= heap_.frames.counts().reserved_bytes;
+        return bytes <= heap_.port.most_bytes() || bytes <= heap_.frames.counts().reserved_bytes;
     }
     // The limit was lowered below what is in use, or others took of the device. Asked often.
     [[nodiscard]] bool is_over_limit() const noexcept {

@@ -324,18 +324,11 @@ private:
             return home.error();
         }
         returned_.drain(mine);
-        if (wanted.bytes > block_classes::largest_bytes) {
-            if (wanted.bytes > most_bytes) {
-                return ladder_.out_of_memory(**home, wanted, "more than an address space holds");
-            }
-            // Before free places are looked at, which have frames still.
-            if (ladder_.is_over_limit()) [[unlikely]] {
-                ladder_.await_excess(mine);
-            }
-            // Before the first try: that one drops frames already.
-            if (!ladder_.can_ever_fit(wanted.bytes)) {
-                return ladder_.out_of_memory(**home, wanted,
-                                             "more than the device's limit for all blocks");
+        // Before the first try: that one takes free places, which have frames still, and drops others.
+        if (wanted.bytes > block_classes::largest_bytes &&
+            (wanted.bytes > most_bytes || !ladder_.is_within_limit(wanted.bytes))) [[unlikely]] {
+            if (const char* why_not = refuse_or_make_room(wanted, mine); why_not != nullptr) {
+                return ladder_.out_of_memory(**home, wanted, why_not);
             }
         }
         if (result<void*> given = try_allocate(**home, wanted, mine);
@@ -346,6 +339,18 @@ private:
                              [&] { return try_allocate(**home, wanted, mine); });
     }
 
+    // Why there is never room for so much; null: there may be, and idle frames are gone as far as there is too little.
+    [[nodiscard, gnu::noinline]] const char* refuse_or_make_room(const malloc_request& wanted,
+                                                                 desk* mine) noexcept {
+        if (wanted.bytes > most_bytes) {
+            return "more than an address space holds";
+        }
+        if (ladder_.is_over_limit()) {
+            ladder_.await_excess(mine);
+        }
+        return ladder_.can_ever_fit(wanted.bytes) ? nullptr
+                                                  : "more than the device's limit for all blocks";
+    }
     // Kept out of the way likewise.
     [[gnu::noinline]] status deallocate_slowly(address at, queue_id last_user,
                                                desk* mine) noexcept {
