@@ -470,10 +470,9 @@ void* xmm_tagged_malloc(xmm_tag tag, size_t alignment, size_t bytes, int32_t nod
 }
 void* xmm_calloc(size_t count, size_t bytes, int32_t node, xmm_queue queue) noexcept {
     return answer_with<void*>(__func__, [&]() -> result<void*> {
-        if (bytes != 0 && count > SIZE_MAX / bytes) {
-            return fail(errc::no_memory, "count times bytes is more than there can be");
-        }
-        return allocate_zeroed(count * bytes, node, queue);
+        // Of more than there can be the heap says so, and counts it.
+        const bool is_too_much = bytes != 0 && count > SIZE_MAX / bytes;
+        return allocate_zeroed(is_too_much ? SIZE_MAX : count * bytes, node, queue);
     });
 }
 void* xmm_realloc(void* block, size_t bytes, int32_t node, xmm_queue queue) noexcept {

@@ -240,7 +240,10 @@ static void zeroed_and_moved(xmm_queue queue) {
     CHECK(xmm_usable_size(fresh) >= 700); /* it stays */
     REFUSED(xmm_realloc((char*)fresh + 16, 100, device, queue), XMM_INVALID_ARGUMENT);
     CHECK(xmm_free(fresh) == XMM_OK);
+    char on_node[32];
+    snprintf(on_node, sizeof on_node, "on node %d: ", (int)device);
     REFUSED(xmm_calloc(SIZE_MAX / 2, 3, device, NULL), XMM_NO_MEMORY);
+    CHECK(strstr(xmm_last_error(), on_node) != NULL && strstr(xmm_last_error(), "limit ") != NULL);
     void* nothing = xmm_calloc(0, 8, device, NULL);
     CHECK(nothing != NULL && xmm_free(nothing) == XMM_OK);
     free(pattern);

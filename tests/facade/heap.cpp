@@ -167,20 +167,106 @@ TEST_CASE("heap: what can never fit is refused before anything is given up for i
     CHECK(r.heap().deallocate(large));
 }
 
-TEST_CASE("heap: a block that fits the frames at hand is had, whatever the limit is now") {
+TEST_CASE("heap: what has no room beside the blocks there are evicts no unified memory") {
     heap_rig r;
+    auto* unified = r.map(24_MiB);
+    REQUIRE(r.of().make_resident(unified, 24_MiB, r.device()));
+    const std::uint64_t moved_out = r.counters(r.device()).bytes_out;
+    auto* live = r.make<std::uint64_t>(32_MiB);
+    auto* lent = r.make<std::uint64_t>(2_MiB);
+    REQUIRE(r.line().synchronize());
+    int asked = 0;
+    r.heap().set_shortage_callback(
+        [](std::size_t, void* count) {
+            ++*static_cast<int*>(count);
+            return false;
+        },
+        &asked);
+    CHECK(r.heap().allocate({.bytes = 38_MiB}).code() == errc::no_memory);
+    CHECK(asked == 1);  // it might have given blocks back
+    CHECK(r.counters(r.device()).bytes_out == moved_out);
+    CHECK(r.home(unified) == r.device());
+    CHECK(r.of().last_shortage().bytes == 38_MiB);
+    // A block that waits for a queue is nobody's: it leaves room.
+    queue other = r.of().make_queue(r.device()).value();
+    signal_flag may_end;
+    REQUIRE(launch(other, {}, [&](soft::stream& s) { return s.run([&] { may_end.await(); }); }));
+    CHECK(r.heap().deallocate(lent, other.id()));
+    std::thread later{[&] {
+        nap(20);
+        may_end.set();
+    }};
+    result<void*> fits = r.heap().allocate({.bytes = 32_MiB});
+    later.join();
+    REQUIRE(fits);
+    CHECK(r.counters(r.device()).bytes_out > moved_out);
+    CHECK(r.heap().deallocate(*fits));
+    CHECK(r.heap().deallocate(live));
+}
+
+TEST_CASE("heap: a budget that was lowered under blocks is kept to as these are given back") {
+    heap_rig r;
+    const auto used = [&] { return r.usage(r.device()).used; };
+    const auto lower = [&] { CHECK(r.of().set_budget(r.device(), 16_MiB).code == errc::busy); };
+    for (const bool is_own_queue : {true, false}) {
+        CAPTURE(is_own_queue);
+        const queue_id line = is_own_queue ? r.line().id() : queue_id{};
+        REQUIRE(r.of().set_budget(r.device(), no_budget));
+        void* block = r.heap().allocate({.bytes = 40_MiB, .queue = line}).value();
+        lower();
+        CHECK(used() >= 40_MiB);
+        CHECK(r.heap().deallocate(block));
+        CHECK(used() <= 16_MiB);  // nothing was submitted, so nobody has to ask again
+        CHECK(r.heap().allocate({.bytes = 40_MiB, .queue = line}).code() == errc::no_memory);
+        void* fits = r.heap().allocate({.bytes = 10_MiB, .queue = line}).value();
+        CHECK(r.heap().deallocate(fits));
+        CHECK(used() <= 16_MiB);
+    }
+    // A kernel keeps the frames of what was given back, until somebody asks for memory: who waits for it.
+    REQUIRE(r.of().set_budget(r.device(), no_budget));
     auto* block = r.make<std::uint64_t>(40_MiB);
-    CHECK(r.of().set_budget(r.device(), 16_MiB).code == errc::busy);
+    lower();
     const auto kernel = r.start_kernel<std::uint64_t>(block, 1);
     CHECK(r.heap().deallocate(block, r.line().id()));
+    CHECK(used() >= 40_MiB);
     std::thread later{[&] {
         nap(20);
         CHECK(r.finish(kernel));
     }};
-    auto again = r.heap().allocate({.bytes = 40_MiB});
+    const auto again = r.heap().allocate({.bytes = 30_MiB, .queue = r.line().id()});
     later.join();
-    REQUIRE(again);
-    CHECK(r.heap().deallocate(*again));
+    CHECK(again.code() == errc::no_memory);
+    CHECK(used() <= 16_MiB);
+    void* fits = r.make<std::uint64_t>(8_MiB);
+    CHECK(used() <= 16_MiB);
+    CHECK(r.heap().deallocate(fits));
+}
+
+TEST_CASE("heap: what no address space holds is a shortage like any other") {
+    heap_rig r;
+    REQUIRE(r.heap().recorder().start());
+    for (const std::size_t bytes : {(std::size_t{1} << 46) + 1, SIZE_MAX / 2, SIZE_MAX}) {
+        CAPTURE(bytes);
+        const auto before = r.heap().figures().of(heap_count::ooms);
+        CHECK(r.heap().allocate({.bytes = bytes}).code() == errc::no_memory);
+        CHECK(r.heap().figures().of(heap_count::ooms) == before + 1);
+        CHECK(r.of().last_shortage().node == r.device());
+        CHECK(r.of().last_shortage().bytes == bytes);
+    }
+    const heap_snapshot taken = r.heap().snapshot();
+    CHECK(std::count_if(taken.trace.events.begin(), taken.trace.events.end(), [](const auto& one) {
+              return one.action == trace_action::out_of_memory;
+          }) == 3);
+    // Of a map as well; it is noted of the node that was named.
+    for (const std::size_t bytes : {std::size_t{1} << 47, SIZE_MAX / 2, SIZE_MAX}) {
+        CAPTURE(bytes);
+        CHECK(r.of().map(bytes).code() == errc::no_memory);
+        CHECK(r.of().last_shortage().node == r.host());
+        CHECK(r.of().last_shortage().bytes == bytes);
+        CHECK(r.of().map(bytes, {.preferred = r.device()}).code() == errc::no_memory);
+        CHECK(r.of().last_shortage().node == r.device());
+        CHECK(r.of().map(bytes, {.granule_bytes = 3}).code() == errc::invalid_argument);
+    }
 }
 
 TEST_CASE("heap: what is trimmed is the device's again, not just the node's") {
@@ -470,6 +556,41 @@ TEST_CASE("heap: a resource waits for a queue of another space before the block 
         CHECK(is_over);
         REQUIRE(other.line().synchronize());
         CHECK(r.heap().find(block).code() == errc::not_mapped);
+    }
+}
+
+TEST_CASE("heap: a block given back on a queue of another space stays the program's") {
+    heap_rig r;
+    heap_rig other;
+    for (const std::size_t bytes : {8_KiB, 1_MiB}) {
+        CAPTURE(bytes);
+        auto* block = r.make<std::uint64_t>(bytes);
+        signal_flag may_end;
+        REQUIRE(launch(other.line(), {},
+                       [&](soft::stream& s) { return s.run([&] { may_end.await(); }); }));
+        CHECK(r.heap().deallocate(block, other.line().id()).code == errc::invalid_argument);
+        CHECK(r.heap().deallocate_when_known(block, other.line().id()).code ==
+              errc::invalid_argument);
+        CHECK(r.heap().find(block).has_value());
+        auto* second = r.make<std::uint64_t>(bytes);
+        CHECK(second != block);
+        may_end.set();
+        REQUIRE(other.line().synchronize());
+        // Nor is what it runs known once it is idle, or gone.
+        CHECK(r.heap().deallocate(block, other.line().id()).code == errc::invalid_argument);
+        queue_id gone = other.of().make_queue(other.device()).value().id();
+        CHECK(r.heap().deallocate(block, gone).code == errc::invalid_argument);
+        // One of this space that is over has done all, whoever has its place now.
+        gone = r.of().make_queue(r.device()).value().id();
+        CHECK(r.heap().deallocate(block, gone));
+        {
+            queue ended = r.of().make_queue(r.device()).value();
+            REQUIRE(launch(ended, {}, [](soft::stream& s) { return s.run([] {}); }));
+            gone = ended.id();
+        }
+        queue next = r.of().make_queue(r.device()).value();
+        CHECK(r.heap().deallocate(second, gone));
+        CHECK(r.heap().find(second).code() == errc::not_mapped);
     }
 }
 

@@ -170,7 +170,7 @@ public:
         }
         result<region*> made = core.map(bytes, wanted);
         if (!made) {
-            return made.error();
+            return note_refusal(made.error(), bytes, wanted);
         }
         region& one = **made;
         if (status told = engine.hints.settle_in(one); !told) {
@@ -306,9 +306,6 @@ private:
         if (bytes == 0) {
             return fail(errc::invalid_argument, "nothing to map: zero bytes");
         }
-        if (bytes > SIZE_MAX / 2) {
-            return fail(errc::no_memory, "more bytes than there are addresses");
-        }
         if (wanted.granule_bytes != 0 &&
             (!std::has_single_bit(wanted.granule_bytes) || wanted.granule_bytes < page_bytes ||
              wanted.granule_bytes > largest_frame_bytes)) {
@@ -329,14 +326,28 @@ private:
             return fail(errc::unsupported,
                         "this driver moves its pages itself: none can be fixed to a node");
         }
-        if (wanted.fixed != no_node && bytes > core.limit_of(core.find_place(wanted.fixed))) {
-            const status refused =
-                fail(errc::no_memory, "fixed memory larger than what its node may hold");
-            engine.frames.note_shortage(*core.find_node(wanted.fixed), bytes, refused.why);
-            return refused;
+        if (wanted.name == nullptr) {
+            return fail(errc::invalid_argument, "a name is not null");
         }
-        return wanted.name == nullptr ? fail(errc::invalid_argument, "a name is not null")
-                                      : status{};
+        if (bytes > SIZE_MAX / 2) {
+            return note_refusal(fail(errc::no_memory, "more bytes than there are addresses"), bytes,
+                                wanted);
+        }
+        if (wanted.fixed != no_node && bytes > core.limit_of(core.find_place(wanted.fixed))) {
+            return note_refusal(
+                fail(errc::no_memory, "fixed memory larger than what its node may hold"), bytes,
+                wanted);
+        }
+        return {};
+    }
+    // As the last shortage, if it is one. Addresses are no node's: where none is named, it is noted of the first.
+    status note_refusal(status refused, std::size_t bytes, const map_options& wanted) noexcept {
+        if (refused.code == errc::no_memory) {
+            const node* at =
+                core.find_node(wanted.fixed != no_node ? wanted.fixed : wanted.preferred);
+            engine.frames.note_shortage(at != nullptr ? *at : core.at_slot(0), bytes, refused.why);
+        }
+        return refused;
     }
 };
 

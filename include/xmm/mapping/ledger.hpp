@@ -81,6 +81,8 @@ public:
         return std::min(wanted == no_budget ? wanted : wanted - std::min(wanted, overhead),
                         capacity());
     }
+    // Frames that nobody needs go then, rather than being kept.
+    [[nodiscard]] bool is_over_limit() const noexcept { return used() > limit(); }
     void set_budget(std::size_t bytes) noexcept { budget_.store(bytes, std::memory_order_relaxed); }
 
     [[nodiscard]] bool try_reserve(std::size_t bytes) noexcept {

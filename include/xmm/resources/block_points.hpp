@@ -5,9 +5,10 @@
 //          the last one, and those that it was lent to - is asked for a point now, unless it has done all.
 // Threads  Any. The uses are under their own locks; queues are asked without one.
 // Failure  note(): what the port says of a queue that cannot tell now (it is being captured, or too much waits in
-//          it); busy of one that is gone without a word. Then nothing is known but that queue, which is the block's
-//          refuser, and the block stays as it is. Of a last user that is gone nothing can be said: whoever keeps a
-//          block for later notes it as one that the block was lent to.
+//          it); busy of one that is gone without a word; invalid_argument of a last user that is another space's. Then
+//          nothing is known but that queue, which is the block's refuser, and the block stays as it is. Of a last user
+//          that is gone nothing can be said: whoever keeps a block for later notes it as one that the block was lent
+//          to.
 // See      queue_uses.hpp has who was lent a block, pending_blocks.hpp waits for the points.
 #pragma once
 
@@ -53,8 +54,7 @@ public:
         std::size_t count = uses_.list(at, lent);
         if (is_unordered(home, last_user) &&
             std::find(lent.begin(), lent.begin() + count, last_user) == lent.begin() + count) {
-            if (status noted = note_point(last_user, kept);
-                !noted && noted.code != errc::invalid_argument) {
+            if (status noted = note_last_user(last_user, kept); !noted) {
                 kept.block.refuser = last_user;
                 return noted;
             }
@@ -69,6 +69,16 @@ public:
     }
 
 private:
+    // One that is over has done all its work, unless it is no queue of ours: of such work nothing can be known.
+    status note_last_user(queue_id queue, pending_block& kept) noexcept {
+        const status noted = note_point(queue, kept);
+        if (noted.code != errc::invalid_argument) {
+            return noted;
+        }
+        return port_.was_ours(queue)
+                   ? status{}
+                   : fail(errc::invalid_argument, "the queue is none of this space's");
+    }
     // When a queue ends with its work done, it is noted no more before it is gone: see xpu_malloc::forget.
     status note_lender(address at, queue_id queue, pending_block& kept) noexcept {
         const status noted = note_point(queue, kept);

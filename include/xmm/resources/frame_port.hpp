@@ -10,10 +10,12 @@
 //          copy under way.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
+#include <xmm/mapping/ledger.hpp>
 
 namespace xmm {
 
@@ -40,6 +42,8 @@ public:
     [[nodiscard]] virtual std::size_t most_bytes() const noexcept { return SIZE_MAX; }
     // That the device is charged with now, for all who draw on it; 0: it keeps no such book.
     [[nodiscard]] virtual std::size_t used_bytes() const noexcept { return 0; }
+    // The book with both figures, for who looks often; null: there is none.
+    [[nodiscard]] virtual const ledger* book() const noexcept { return nullptr; }
     [[nodiscard]] virtual result<port_frame> create(std::size_t bytes) noexcept = 0;
     // Mapped nowhere.
     virtual void drop(port_frame one, std::size_t bytes) noexcept = 0;
@@ -54,6 +58,9 @@ public:
     [[nodiscard]] virtual result<ticket> record(queue_id queue) noexcept = 0;
     [[nodiscard]] virtual bool is_done(ticket point) noexcept = 0;
     virtual status wait(ticket point) noexcept = 0;
+    // Of a queue that `record` answers invalid_argument for: whether it is one of this device's space that is gone, and
+    // not another space's, which may have work left. A port that cannot tell them apart takes all for its own.
+    [[nodiscard]] virtual bool was_ours(queue_id) noexcept { return true; }
 
     // One frame may be mapped at several slots at once. Of these, one has it; at the others it is lent: they count as
     // slots without memory, and what is mapped there waits for end_loan, or for the frame to come back.

@@ -2,19 +2,23 @@
 // malloc_ladder.hpp - what a heap wins back for a block that finds no memory, from the cheap to the dear.
 //
 // Model    Finished blocks and caches first, then waiting for queues, then idle frames of any size, then the
-//          user's callback, then unified memory that gives way; after each rung the block is tried again. trim()
-//          takes the cheap rungs for nobody.
+//          user's callback, then unified memory that gives way; after each rung the block is tried again. The last
+//          rung is left out where all unified memory would not do: blocks that the program has are not to be won.
+//          trim() takes the cheap rungs for nobody; while the device is over its limit idle frames go, too.
 // Threads  Any, with no lock held: queues are waited for, and the callback is the user's.
-// Failure  climb: no_memory, as the last try said it. What was won on the way stays won.
+// Failure  climb: no_memory, as the last try said it. What was won on the way stays won; unified memory is asked for
+//          only if that can be enough, as far as this heap knows: what other spaces or pins hold may be in the way.
 // See      xpu_malloc.hpp allocates; shortage_desk.hpp has the callback.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <utility>
 
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
+#include <xmm/mapping/ledger.hpp>
 #include <xmm/resources/heap_desk.hpp>
 #include <xmm/resources/heap_shelf.hpp>
 #include <xmm/resources/heap_state.hpp>
@@ -29,14 +33,42 @@ class malloc_ladder {
 public:
     malloc_ladder(heap_state& heap, small_stock& small, returned_blocks& returned,
                   malloc_surroundings around) noexcept
-        : heap_{heap}, small_{small}, returned_{returned}, around_{around} {}
+        : heap_{heap},
+          small_{small},
+          returned_{returned},
+          around_{around},
+          book_{heap.port.book()} {}
 
     [[nodiscard]] shortage_desk& users_help() noexcept { return users_help_; }
 
+    // Nothing has to be given back, and there can be room for that much: asked for every large block.
+    [[nodiscard]] bool is_within_limit(std::size_t bytes) const noexcept {
+        return book_ != nullptr ? std::max(bytes, book_->used()) <= book_->limit()
+                                : bytes <= heap_.port.most_bytes();
+    }
     // The heap may hold more than there is to be had: frames from before the device's limit was lowered.
     [[nodiscard]] bool can_ever_fit(std::size_t bytes) const noexcept {
-        const std::size_t most = heap_.port.most_bytes();
-        return bytes <= most || bytes <= heap_.frames.counts().reserved_bytes;
+        return bytes <= heap_.port.most_bytes() || bytes <= heap_.frames.counts().reserved_bytes;
+    }
+    // The limit was lowered below what is in use, or others took of the device. Asked often.
+    [[nodiscard]] bool is_over_limit() const noexcept {
+        return book_ != nullptr && book_->is_over_limit();
+    }
+    // Idle frames go as far as the device is over its limit: those whose queues are done.
+    void give_excess_back() noexcept {
+        heap_.port.drop_kept();
+        static_cast<void>(heap_.frames.drop_finished(most_to_keep()));
+    }
+    // The others, too: their queues are waited for. At last the caches follow.
+    void await_excess(heap_desk* mine) noexcept {
+        give_excess_back();
+        if (is_over_limit()) {
+            static_cast<void>(heap_.frames.trim(most_to_keep()));
+        }
+        if (is_over_limit()) {
+            empty_caches(mine, false);
+            static_cast<void>(heap_.frames.trim(most_to_keep()));
+        }
     }
     // try_it() is asked once more after each rung, as long as it says no_memory.
     template <class Try>
@@ -71,7 +103,9 @@ public:
                 return std::move(*given);
             }
         }
-        for (unsigned tries = 0; tries < most_reclaims && reclaim(wanted.bytes) != 0; ++tries) {
+        for (unsigned tries = 0;
+             tries < most_reclaims && can_be_won(wanted.bytes) && reclaim(wanted.bytes) != 0;
+             ++tries) {
             if (auto given = again()) {
                 return std::move(*given);
             }
@@ -113,6 +147,12 @@ public:
 private:
     static constexpr unsigned most_reclaims = 64;  // others may take what was won
 
+    [[nodiscard]] std::size_t most_to_keep() const noexcept {
+        const std::size_t used = book_->used();
+        const std::size_t excess = used - std::min(used, book_->limit());
+        const std::size_t held = heap_.frames.counts().reserved_bytes;
+        return held - std::min(held, excess);
+    }
     // What threads, queues and jemalloc keep goes back to the shelves.
     void empty_caches(heap_desk* mine, bool waits, const pool_tag* only = nullptr) noexcept {
         if (waits) {
@@ -131,6 +171,11 @@ private:
             }
         });
     }
+    // With caches empty and queues awaited: whether there is room beside the blocks that the program has.
+    [[nodiscard]] bool can_be_won(std::size_t bytes) const noexcept {
+        const std::size_t most = heap_.port.most_bytes();
+        return bytes <= most - std::min(most, heap_.frames.counts().live_bytes);
+    }
     std::size_t reclaim(std::size_t bytes) noexcept {
         return around_.reclaim != nullptr ? around_.reclaim(around_.self, bytes) : 0;
     }
@@ -139,6 +184,7 @@ private:
     small_stock& small_;
     returned_blocks& returned_;
     const malloc_surroundings around_;
+    const ledger* const book_;  // null: the port has none
     shortage_desk users_help_;
 };
 

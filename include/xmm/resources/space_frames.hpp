@@ -42,6 +42,7 @@ public:
 
     [[nodiscard]] std::size_t most_bytes() const noexcept override { return device_.book->limit(); }
     [[nodiscard]] std::size_t used_bytes() const noexcept override { return device_.book->used(); }
+    [[nodiscard]] const ledger* book() const noexcept override { return device_.book; }
     [[nodiscard]] result<port_frame> create(std::size_t bytes) noexcept override {
         result<frame_record*> taken = device_.pool.take(bytes);
         return taken ? result<port_frame>{port_frame{*taken}} : result<port_frame>{taken.error()};
@@ -98,6 +99,17 @@ public:
     }
     status wait(ticket point) noexcept override {
         return point.value == 0 ? status{} : driver_of(point.queue).wait(point);
+    }
+    // A driver waits for tickets of its own queues alone, be they gone; what it has done it need not wait for.
+    [[nodiscard]] bool was_ours(queue_id queue) noexcept override {
+        const ticket point{queue, 1};
+        for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
+            const backend_ref one = space_.at_slot(slot).driver;
+            if (!one.is_done(point) || one.wait(point).code != errc::invalid_argument) {
+                return true;
+            }
+        }
+        return false;
     }
 
 private:

@@ -30,6 +30,7 @@ public:
     void release(va_range reservation) noexcept override { to_.release(reservation); }
     std::size_t most_bytes() const noexcept override { return to_.most_bytes(); }
     std::size_t used_bytes() const noexcept override { return to_.used_bytes(); }
+    const ledger* book() const noexcept override { return to_.book(); }
     result<port_frame> create(std::size_t bytes) noexcept override {
         const timing watch{counts_, heap_count::device_alloc};
         result<port_frame> made = to_.create(bytes);
@@ -66,6 +67,7 @@ public:
         const timing watch{counts_};
         return to_.wait(point);
     }
+    bool was_ours(queue_id queue) noexcept override { return to_.was_ours(queue); }
     bool can_alias() const noexcept override { return to_.can_alias(); }
     void lend(address slot, port_frame one, std::size_t bytes) noexcept override {
         note_(self_, trace_action::segment_unmap, slot, bytes);

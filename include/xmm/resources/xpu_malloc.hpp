@@ -9,10 +9,14 @@
 //          jemalloc, and above, from the shelf's extent heap. All bookkeeping lies in host memory.
 //          When the device has no more: finished blocks and caches first, then waiting for queues, then
 //          idle frames of any size, then the user's callback, then demoting unified memory; then it fails.
-//          What is more than the device can ever give fails before all that.
+//          What is more than the device can ever give fails before all that, and what has no room beside the blocks
+//          that the program has, before unified memory is demoted. While the device holds more than its budget, frames
+//          that fall idle go back to it rather than serve again.
 // Threads  Any. Threads on queues of their own share no lock on the way of a cached block. Not from a host call in a
 //          queue: who waits for that queue may hold the lock that the call then needs.
-// Failure  As status and result; a request that fails leaves what it found, but for caches. A pointer that no
+// Failure  As status and result; a request that fails leaves what it found, but for caches, and for unified memory
+//          that was demoted in vain: that is so only where others than this heap's blocks hold the rest of the device
+//          (pins, fixed memory, other spaces). A pointer that no
 //          block begins at, or that was given back already, is refused (two threads that give back one
 //          small block at the same instant may both be believed).
 //          A child of fork has none of this: calls answer `forked`, or do nothing. Only small blocks that the
@@ -79,9 +83,6 @@ public:
         if (wanted.alignment > extent_heap::most_alignment) {
             return fail(errc::invalid_argument, "an alignment beyond 4 GiB");
         }
-        if (wanted.bytes > most_bytes) {
-            return fail(errc::no_memory, "more than an address space holds");
-        }
         desk* mine = desks_.of_thread();
         if (void* kept = mine != nullptr ? try_kept(wanted, *mine) : nullptr) {
             return kept;
@@ -91,8 +92,9 @@ public:
 
     // Work submitted to `last_user` before may still use the block; queue 0: no work does but its own queue's. May
     // wait for a queue where more than six others used the block, or the host has no memory to note them.
-    // not_mapped: no address of this heap. invalid_argument: no block begins there, or it was given back. In all other
-    // cases the block stays the program's. busy: a queue that used it is being captured, or is gone without a word.
+    // not_mapped: no address of this heap. invalid_argument: no block begins there, or it was given back; or the last
+    // user was never a queue of this space, and so cannot be asked what it does. In that and all other cases the block
+    // stays the program's. busy: a queue that used it is being captured, or is gone without a word.
     // no_memory: too much waits in such a queue. Any other: the wait for one failed.
     status deallocate(void* block, queue_id last_user = {}) noexcept {
         const address at = to_address(block);
@@ -100,7 +102,7 @@ public:
         if (mine != nullptr && try_keep(at, last_user, *mine)) {
             return {};
         }
-        return returned_.give_back(at, last_user, mine);
+        return deallocate_slowly(at, last_user, mine);
     }
 
     // For who cannot keep the block: where a queue cannot say now how far it is (it is being captured, or too much
@@ -322,10 +324,12 @@ private:
             return home.error();
         }
         returned_.drain(mine);
-        // Before the first try: that one drops frames already.
-        if (wanted.bytes > block_classes::largest_bytes && !ladder_.can_ever_fit(wanted.bytes)) {
-            return ladder_.out_of_memory(**home, wanted,
-                                         "more than the device's limit for all blocks");
+        // Before the first try: that one takes free places, which have frames still, and drops others.
+        if (wanted.bytes > block_classes::largest_bytes &&
+            (wanted.bytes > most_bytes || !ladder_.is_within_limit(wanted.bytes))) [[unlikely]] {
+            if (const char* why_not = refuse_or_make_room(wanted, mine); why_not != nullptr) {
+                return ladder_.out_of_memory(**home, wanted, why_not);
+            }
         }
         if (result<void*> given = try_allocate(**home, wanted, mine);
             given || given.code() != errc::no_memory) {
@@ -333,6 +337,29 @@ private:
         }
         return ladder_.climb(**home, wanted, mine,
                              [&] { return try_allocate(**home, wanted, mine); });
+    }
+
+    // Why there is never room for so much; null: there may be, and idle frames are gone as far as there is too little.
+    [[nodiscard, gnu::noinline]] const char* refuse_or_make_room(const malloc_request& wanted,
+                                                                 desk* mine) noexcept {
+        if (wanted.bytes > most_bytes) {
+            return "more than an address space holds";
+        }
+        if (ladder_.is_over_limit()) {
+            ladder_.await_excess(mine);
+        }
+        return ladder_.can_ever_fit(wanted.bytes) ? nullptr
+                                                  : "more than the device's limit for all blocks";
+    }
+    // Kept out of the way likewise.
+    [[gnu::noinline]] status deallocate_slowly(address at, queue_id last_user,
+                                               desk* mine) noexcept {
+        const status gone = returned_.give_back(at, last_user, mine);
+        // Its frames are nobody's now.
+        if (gone && ladder_.is_over_limit()) [[unlikely]] {
+            ladder_.give_excess_back();
+        }
+        return gone;
     }
 
     [[nodiscard]] static bool is_small(const shelf& home, const malloc_request& wanted) noexcept {
