@@ -73,7 +73,7 @@ TEST_CASE(
         may_end.set();
         REQUIRE(other.synchronize());
         auto* third = r.make<std::uint64_t>(bytes);
-        CHECK(third == one);
+        CHECK((bytes < 32_KiB || third == one));  // a magazine may have others at hand
         CHECK(r.heap().deallocate(second));
         CHECK(r.heap().deallocate(third));
     }
