@@ -231,6 +231,29 @@ TEST_CASE_FIXTURE(debug_fixture,
     CHECK(found.reports.empty());
 }
 
+TEST_CASE_FIXTURE(debug_fixture,
+                  "debug_resource: a forked child leaves memory alone that devices reach") {
+    memory_resource& base = pool;  // which is known to be for the CPU alone, or for more
+    debug_resource<memory_resource> debug{base, found.options()};
+    void* block = debug.allocate_sync(10);
+    void* old = debug.allocate_sync(10);
+    static_cast<unsigned char*>(old)[10] = 1;
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        // A look would find the write.
+        const bool is_quiet = debug.check() == 0;
+        debug.deallocate_sync(old, 10);
+        ::_exit(is_quiet && found.reports.empty() ? 0 : 1);
+    }
+    int how = -1;
+    CHECK(::waitpid(child, &how, 0) == child);
+    CHECK(how == 0);
+    debug.deallocate_sync(block, 10);
+    debug.deallocate_sync(old, 10);
+    CHECK(found.is_only(debug_fault::overrun));
+}
+
 TEST_CASE("debug_resource: without a handler it prints and aborts") {
     int ends[2];
     REQUIRE(::pipe(ends) == 0);

@@ -7,6 +7,11 @@
 #include <thread>
 #include <vector>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <xmm/os/registry.hpp>
+
 using namespace xmm;
 
 TEST_CASE("nothing is recorded until it is started, nor after it is stopped") {
@@ -122,4 +127,26 @@ TEST_CASE("events of many threads are in the order of their times, also while th
     CHECK(is_ordered(trace));
     CHECK(trace.events.size() == each);
     CHECK(trace.lost == each * (threads - 1));
+}
+
+TEST_CASE("a child of fork records nothing, finds nothing and is told so") {
+    static_cast<void>(registry::is_forked_child());  // the registry is this process's
+    trace_recorder recorder;
+    REQUIRE(recorder.start(8).is_ok());
+    recorder.record(trace_action::allocate, 0x1000, 10);
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        ::alarm(20);
+        recorder.record(trace_action::allocate, 0x2000, 10);
+        bool is_well = !recorder.is_on() && recorder.count() == 0;
+        is_well = is_well && recorder.trace().events.empty();
+        is_well = is_well && recorder.start(8).code == errc::forked;
+        recorder.stop();
+        ::_exit(is_well ? 0 : 1);
+    }
+    int how = -1;
+    CHECK(::waitpid(child, &how, 0) == child);
+    CHECK(how == 0);
+    CHECK(recorder.count() == 1);
 }

@@ -19,6 +19,8 @@
 #include "../support/sanitizer.hpp"
 #include "watched_new.hpp"
 
+#include <limits.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -558,6 +560,170 @@ TEST_CASE("xpu_malloc: what a thread keeps comes back when it ends") {
         met += given.count(r.make(1000));
     }
     CHECK(met == given.size());
+}
+
+namespace {
+
+// Runs a function of the round, from 0, in each round of a thread's last destructors, those of its keys.
+class last_destructors {
+public:
+    explicit last_destructors(std::function<void(long)> body) : body_{std::move(body)} {
+        REQUIRE(::pthread_key_create(&key_, &run) == 0);
+    }
+    ~last_destructors() { ::pthread_key_delete(key_); }
+    void arm() { ::pthread_setspecific(key_, this); }
+    // Sanitizers know a thread no more in the last one.
+    static constexpr long rounds = PTHREAD_DESTRUCTOR_ITERATIONS - (test::has_sanitizer ? 1 : 0);
+
+private:
+    static void run(void* self) {
+        auto& all = *static_cast<last_destructors*>(self);
+        const long round = all.round_++;
+        if (all.round_ < rounds) {
+            all.arm();
+        }
+        all.body_(round);
+    }
+
+    std::function<void(long)> body_;
+    pthread_key_t key_{};
+    long round_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("xpu_malloc: a thread in its last destructors is served this device's memory") {
+    for (const bool was_here : {true, false}) {
+        CAPTURE(was_here);
+        malloc_rig r;
+        CHECK(r.heap.deallocate(r.make(100)));
+        std::size_t strange = 0;
+        std::size_t served = 0;
+        std::vector<void*> kept;
+        last_destructors last{[&](long round) {
+            std::vector<void*> all;
+            // One queue that others have used, and one that is new in each round.
+            for (const queue_id queue : {first, queue_id{static_cast<std::uint32_t>(10 + round)}}) {
+                for (std::size_t bytes = 1; bytes <= 32'768; bytes += 500) {
+                    all.push_back(r.make(bytes, queue));
+                    const result<block_info> found = r.heap.find(all.back());
+                    strange += !found || found->range.bytes < bytes || found->queue != queue;
+                }
+            }
+            served += all.size();
+            for (std::size_t i = 0; i < all.size(); ++i) {
+                if (i % 8 == 0) {
+                    kept.push_back(all[i]);
+                } else {
+                    strange += !r.heap.deallocate(all[i], r.heap.find(all[i])->queue);
+                }
+            }
+            r.heap.trim();
+        }};
+        std::thread([&] {
+            if (was_here) {
+                CHECK(r.heap.deallocate(r.make(100)));
+            }
+            last.arm();
+        }).join();
+        CHECK(served == last_destructors::rounds * 132);
+        CHECK(strange == 0);
+        CHECK(r.now(heap_metric::allocation) == static_cast<std::int64_t>(kept.size()));
+        for (void* one : kept) {
+            CHECK(r.heap.deallocate(one));
+        }
+        r.heap.trim();
+        CHECK(r.now(heap_metric::allocation) == 0);
+        CHECK(r.paper.left() == 256_MiB);
+    }
+}
+
+TEST_CASE("xpu_malloc: what a thread gives back in its last destructors is kept nowhere") {
+    malloc_rig r;
+    std::vector<void*> all;
+    last_destructors last{[&](long round) {
+        for (std::size_t i = static_cast<std::size_t>(round) * 100; i < all.size(); ++i) {
+            if (i < static_cast<std::size_t>(round + 1) * 100) {
+                static_cast<void>(r.heap.deallocate(all[i]));
+            }
+        }
+    }};
+    std::thread([&] {
+        for (long i = 0; i < last_destructors::rounds * 100; ++i) {
+            all.push_back(r.make(static_cast<std::size_t>(i) * 30));
+        }
+        last.arm();
+    }).join();
+    CHECK(r.now(heap_metric::allocation) == 0);
+    r.heap.trim();
+    CHECK(r.paper.left() == 256_MiB);
+}
+
+TEST_CASE("xpu_malloc: a thread of a forked child gets no desk of its own") {
+    if (test::has_sanitizer) {
+        MESSAGE("skipped: jemalloc takes more locks before a fork than the thread sanitizer bears");
+        return;
+    }
+    malloc_rig r;
+    void* block = nullptr;
+    std::thread([&] { block = r.make(100); }).join();
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        ::alarm(20);
+        constexpr std::size_t most = 1000;
+        test::watched_new.left = most;
+        const bool is_refused =
+            r.heap.allocate({.bytes = 100, .queue = first}).code() == errc::forked &&
+            r.heap.deallocate(block).code == errc::forked;
+        ::_exit(is_refused && test::watched_new.left == most ? 0 : 1);
+    }
+    int how = -1;
+    CHECK(::waitpid(child, &how, 0) == child);
+    CHECK(how == 0);
+}
+
+TEST_CASE("xpu_malloc: a forked child is served what its thread keeps, whoever was recording") {
+    if (test::has_sanitizer) {
+        MESSAGE("skipped: jemalloc takes more locks before a fork than the thread sanitizer bears");
+        return;
+    }
+    if (jemalloc_table::find() == nullptr) {
+        MESSAGE("skipped: without jemalloc threads keep nothing");
+        return;
+    }
+    malloc_rig r;
+    REQUIRE(r.heap.recorder().start(1000));
+    CHECK(r.heap.deallocate(r.make(100)));
+    std::atomic<bool> is_over{false};
+    std::vector<std::thread> others;
+    for (int i = 0; i < 2; ++i) {
+        others.emplace_back([&] {
+            while (!is_over) {
+                r.heap.recorder().record(trace_action::allocate, 1, 1);
+            }
+        });
+    }
+    int bad = 0;
+    for (int i = 0; i < 40 && bad == 0; ++i) {
+        const pid_t child = ::fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            ::alarm(5);
+            const result<void*> given = r.heap.allocate({.bytes = 100, .queue = first});
+            const bool is_well = given && r.heap.deallocate(*given);
+            r.heap.recorder().stop();
+            ::_exit(is_well && r.heap.recorder().trace().events.empty() ? 0 : 1);
+        }
+        int how = -1;
+        CHECK(::waitpid(child, &how, 0) == child);
+        bad += how != 0 ? 1 : 0;
+    }
+    CHECK(bad == 0);
+    is_over = true;
+    for (std::thread& one : others) {
+        one.join();
+    }
 }
 
 TEST_CASE("xpu_malloc: blocks go back from any thread, and to the shelf they are from") {

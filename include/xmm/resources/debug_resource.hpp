@@ -138,8 +138,8 @@ private:
     };
 
     // In a child of fork, which has none of what devices reach.
-    [[nodiscard]] static bool is_elsewhere() noexcept {
-        return includes(Upstream::static_reach, reach::device) && registry::is_forked_child();
+    [[nodiscard]] bool is_elsewhere() const noexcept {
+        return includes(this->reachable_by(), reach::device) && registry::is_forked_child();
     }
     void* do_allocate_on(stream_ref stream, std::size_t bytes, std::size_t alignment) override {
         record fresh{bytes, alignment, align_up(guard_bytes_, std::max(alignment, host_alignment)),

@@ -7,7 +7,8 @@
 // Threads  Any, but for the destructor: by then no thread may be in a call, though threads that once called
 //          may live on. Callers hold no lock of ours: jemalloc's come before them.
 // Failure  no_memory, or whatever the frames answered, and nothing has changed. Where there is no jemalloc, or
-//          one that is refused, make() says unsupported: then the extent heap serves small blocks too.
+//          one that is refused, make() says unsupported: then the extent heap serves small blocks too. So does
+//          allocate() once jemalloc's own destructor has run for the calling thread; blocks still go back then.
 // See      jemalloc_table.hpp, extent_hooks.hpp
 #pragma once
 
@@ -136,25 +137,28 @@ public:
     // The calling thread is past the destructors of its thread_local variables: what it gives back from here on
     // goes by no cache, since nobody would take the cache over.
     static void end_caches_of_thread() noexcept { detail::give_back_thread_caches(); }
+    // Whether it is, or nearly so: nothing may be kept for it any more.
+    [[nodiscard]] static bool is_end_of_thread() noexcept {
+        return detail::caches_of_this_thread.is_over;
+    }
 
     small_blocks(const small_blocks&) = delete;
     small_blocks& operator=(const small_blocks&) = delete;
     // Blocks that are still allocated go with it, untouched.
     ~small_blocks();
 
-    // 1 to largest_bytes, at a multiple of a power of two up to largest_alignment; null if there is no memory.
+    // 1 to largest_bytes, at a multiple of a power of two up to largest_alignment. Null: allocate() says why.
     [[nodiscard]] void* try_allocate(std::size_t bytes, std::size_t alignment) noexcept {
-        XMM_ASSERT(bytes != 0 && bytes <= largest_bytes, "small blocks have 1 byte to 32 KiB");
-        XMM_ASSERT(
-            alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= largest_alignment,
-            "small blocks are aligned to a power of two up to 4096");
-        // A multiple of the alignment lies at one: a block's place in its slab is a multiple of its size class, and
-        // classes keep the powers of two of what they are asked for. Cheaper than asking for an alignment.
-        return functions_.mallocx(align_up(bytes, alignment), flags_of_this_thread());
+        void* block = carve(bytes, alignment);
+        return block != nullptr && is_from_here(block) ? block : nullptr;
     }
     [[nodiscard]] result<void*> allocate(std::size_t bytes, std::size_t alignment) noexcept {
-        if (void* block = try_allocate(bytes, alignment)) [[likely]] {
-            return block;
+        if (void* block = carve(bytes, alignment)) [[likely]] {
+            if (is_from_here(block)) [[likely]] {
+                return block;
+            }
+            return fail(errc::unsupported,
+                        "jemalloc serves no arena to a thread in its last destructors");
         }
         const status failed = hooks_.last_failure();
         return failed ? fail(errc::no_memory, "the host has no memory for jemalloc's records")
@@ -208,6 +212,25 @@ private:
     [[nodiscard]] std::uint32_t number() const noexcept {
         // relaxed: the number in it never changes.
         return static_cast<std::uint32_t>(key_.load(std::memory_order_relaxed) >> 32);
+    }
+
+    [[nodiscard]] void* carve(std::size_t bytes, std::size_t alignment) noexcept {
+        XMM_ASSERT(bytes != 0 && bytes <= largest_bytes, "small blocks have 1 byte to 32 KiB");
+        XMM_ASSERT(
+            alignment != 0 && (alignment & (alignment - 1)) == 0 && alignment <= largest_alignment,
+            "small blocks are aligned to a power of two up to 4096");
+        // A multiple of the alignment lies at one: a block's place in its slab is a multiple of its size class, and
+        // classes keep the powers of two of what they are asked for. Cheaper than asking for an alignment.
+        return functions_.mallocx(align_up(bytes, alignment), flags_of_this_thread());
+    }
+    // A thread that comes after jemalloc's own destructor is served host memory, whatever arena it names. That goes
+    // straight back; what is given back finds its arena all the same.
+    [[nodiscard]] bool is_from_here(void* block) noexcept {
+        if (contains(to_address(block))) [[likely]] {
+            return true;
+        }
+        functions_.dallocx(block, no_cache_flags);
+        return false;
     }
 
     [[nodiscard]] int flags_of_this_thread() noexcept {

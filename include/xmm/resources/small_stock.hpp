@@ -6,7 +6,7 @@
 //          class, and as given while the program has it.
 // Threads  Any; a desk is its thread's alone, and a thread without one goes to the shelf each time. No lock of its
 //          own: jemalloc has its own, taken before all ranked ones.
-// Failure  allocate: no_memory from the shelf.
+// Failure  allocate: no_memory from the shelf; unsupported in a thread's last destructors, see small_blocks.hpp.
 // See      xpu_malloc.hpp has the short way of a block that a magazine has.
 #pragma once
 

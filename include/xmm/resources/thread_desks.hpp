@@ -2,9 +2,11 @@
 // thread_desks.hpp - the desk of the calling thread: found without a lock, passed on when the thread ends.
 //
 // Model    Threads find their desk in a table of their own, and remember the last one. A thread that ends empties
-//          its magazines, and its desk waits for the next thread that comes.
+//          its magazines, and its desk waits for the next thread that comes. From then on the thread gets no desk of
+//          any heap: nobody might learn that it has left again.
 // Threads  Any. The end of a thread runs under the directory's lock of os/per_thread.hpp, before all ranked locks.
-// Failure  Null without memory, or at the very end of a thread: then it goes without magazines.
+// Failure  Null without memory, or at the very end of a thread: then it goes without magazines. Null for a thread of
+//          a forked child that has none yet: whoever had the locks is not there.
 // See      heap_desk.hpp is what a desk holds.
 #pragma once
 
@@ -54,6 +56,9 @@ private:
         return found != nullptr ? static_cast<heap_desk*>(found) : make();
     }
     heap_desk* make() noexcept {
+        if (heap_shelf::small_kind::is_end_of_thread() || registry::is_forked_child()) {
+            return nullptr;
+        }
         heap_desk* made = desks_.take();
         if (made == nullptr) {
             return nullptr;

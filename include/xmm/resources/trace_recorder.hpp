@@ -6,7 +6,8 @@
 //          Who records keeps to an order, so that a reader never meets a block without memory: a frame is
 //          recorded as mapped and a block as allocated after the fact, everything that ends before it.
 // Threads  Any. One lock (rank leaf) guards the ring; record() may be called under any lock above leaf.
-// Failure  start() answers no_memory and stays off. Recording never fails.
+// Failure  start() answers no_memory and stays off. Recording never fails. In a child of fork nothing is recorded or
+//          found, and start() answers forked: whoever had the lock is not there.
 // See      export/ writes events and snapshots in the forms that other tools read.
 #pragma once
 
@@ -26,6 +27,7 @@
 #include <xmm/core/lock.hpp>
 #include <xmm/core/status.hpp>
 #include <xmm/core/types.hpp>
+#include <xmm/os/registry.hpp>
 
 namespace xmm {
 
@@ -85,13 +87,16 @@ public:
 
     [[nodiscard]] bool is_on() const noexcept {
         // relaxed: an event that is missed at the moment of switching is no loss.
-        return is_on_.load(std::memory_order_relaxed);
+        return is_on_.load(std::memory_order_relaxed) && !registry::is_forked_child();
     }
 
     // Begins with an empty ring of that many events, 40 bytes each, touched as they come.
     [[nodiscard]] status start(std::size_t capacity = default_capacity) noexcept {
         if (capacity == 0 || capacity > most_events) {
             return fail(errc::invalid_argument, "a trace holds 1 to 2^32 events");
+        }
+        if (registry::is_forked_child()) {
+            return fail(errc::forked, "this is a forked child: the trace is its parent's");
         }
         ring_memory fresh{static_cast<trace_event*>(std::malloc(capacity * sizeof(trace_event)))};
         if (fresh == nullptr) {
@@ -108,7 +113,9 @@ public:
     }
     // What was recorded stays until the next start.
     void stop() noexcept {
-        with(lock_, [&] { is_on_.store(false, std::memory_order_relaxed); });  // relaxed: see is_on
+        if (!registry::is_forked_child()) {
+            with(lock_, [&] { is_on_.store(false, std::memory_order_relaxed); });  // see is_on
+        }
     }
 
     // Time and thread are filled in here.
@@ -127,7 +134,7 @@ public:
     // A copy; empty if nothing was ever started. A free has the size of its allocation where the trace
     // has that too: who frees may know the block's size only. Throws std::bad_alloc.
     [[nodiscard]] recorded_trace trace() const {
-        recorded_trace result = copy();
+        recorded_trace result = registry::is_forked_child() ? recorded_trace{} : copy();
         std::unordered_map<address, std::size_t> asked;
         for (trace_event& event : result.events) {
             if (event.action == trace_action::allocate) {
@@ -145,7 +152,9 @@ public:
     }
     // Events in the ring now.
     [[nodiscard]] std::uint64_t count() const noexcept {
-        return with(lock_, [&] { return std::min<std::uint64_t>(recorded_, capacity_); });
+        return registry::is_forked_child()
+                   ? 0
+                   : with(lock_, [&] { return std::min<std::uint64_t>(recorded_, capacity_); });
     }
 
 private:

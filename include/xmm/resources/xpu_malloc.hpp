@@ -6,7 +6,8 @@
 //          have passed that point. Frames are the device's: all shelves draw on one pool of them, and
 //          addresses whose blocks are gone lend theirs to whoever needs frames.
 //          Blocks up to 32 KiB come from jemalloc through magazines of each thread; where there is no
-//          jemalloc, and above, from the shelf's extent heap. All bookkeeping lies in host memory.
+//          jemalloc, above, and in a thread's last destructors, from the shelf's extent heap. All bookkeeping lies
+//          in host memory.
 //          When the device has no more: finished blocks and caches first, then waiting for queues, then
 //          idle frames of any size, then the user's callback, then demoting unified memory; then it fails.
 //          What is more than the device can ever give fails before all that, and what has no room beside the blocks
@@ -369,17 +370,20 @@ private:
     [[nodiscard]] result<void*> try_allocate(shelf& home, const malloc_request& wanted,
                                              desk* mine) noexcept {
         const std::size_t bytes = wanted.bytes == 0 ? 1 : wanted.bytes;
-        if (!is_small(home, wanted)) {
-            result<void*> given =
-                home.large.allocate(bytes, std::max(wanted.alignment, block_classes::unit));
-            if (given) {
-                heap_.journal.count_given(mine, heap_pool::large,
-                                          align_up(bytes, extent_unit_bytes), bytes);
-                heap_.journal.note(trace_action::allocate, home, to_address(*given), bytes);
+        if (is_small(home, wanted)) {
+            result<void*> given = small_.allocate(home, bytes, mine);
+            if (given || given.code() != errc::unsupported) {
+                return given;
             }
-            return given;
         }
-        return small_.allocate(home, bytes, mine);
+        result<void*> given =
+            home.large.allocate(bytes, std::max(wanted.alignment, block_classes::unit));
+        if (given) {
+            heap_.journal.count_given(mine, heap_pool::large, align_up(bytes, extent_unit_bytes),
+                                      bytes);
+            heap_.journal.note(trace_action::allocate, home, to_address(*given), bytes);
+        }
+        return given;
     }
 
     // One that cannot say now how far it is, since it is being captured, is there all the same.
