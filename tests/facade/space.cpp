@@ -134,7 +134,11 @@ TEST_CASE("space: bad ranges and nodes of hints are refused and change nothing")
             CHECK(r.of().advise_async(node, at, bytes, what).code() == plain);
             return plain;
         };
-        CHECK(code(r.device(), data, 0) == errc::invalid_argument);
+        for (void* any :
+             {static_cast<void*>(data), static_cast<void*>(&local), static_cast<void*>(nullptr)}) {
+            CHECK(code(r.device(), any, 0) == errc::ok);  // nothing to do
+        }
+        CHECK(code(node_id{12345}, data, 0) == errc::unknown_node);
         CHECK(code(r.device(), data + 1, SIZE_MAX) == errc::invalid_argument);
         CHECK(code(r.device(), data, SIZE_MAX - to_address(data) + 1) == errc::invalid_argument);
         CHECK(code(r.device(), data, 6_MiB + 1) == errc::not_mapped);
@@ -145,8 +149,10 @@ TEST_CASE("space: bad ranges and nodes of hints are refused and change nothing")
         CHECK(code(no_node, data, 1) == errc::unknown_node);
         CHECK(code(node_id{-3}, data, 1) == errc::unknown_node);
     }
-    CHECK(r.of().advise(r.device(), data, 1, static_cast<advice>(77)).code ==
-          errc::invalid_argument);
+    for (const std::size_t bytes : {0, 1}) {
+        CHECK(r.of().advise(r.device(), data, bytes, static_cast<advice>(77)).code ==
+              errc::invalid_argument);
+    }
     CHECK(r.of().make_resident(data, 0, r.host()).code == errc::invalid_argument);
     CHECK(r.of().make_resident(data, 7_MiB, r.host()).code == errc::not_mapped);
     CHECK(r.of().make_resident(data, 1, node_id{77777}).code == errc::unknown_node);
@@ -374,6 +380,111 @@ TEST_CASE("space: make_resident is exact where will_need may give up") {
     CHECK(r.home(data) == r.host());
     CHECK(!r.inspect(data, [](granule& page) { return page.is_moving(); }));
     REQUIRE(r.of().advise(r.device(), page_of(data, 4), 8_MiB, advice::unpin));
+}
+
+TEST_CASE("space: make_resident brings all of the range, or says that it did not") {
+    const auto count = [](rig& r, const char* data, std::size_t bytes, node_id on) {
+        std::size_t there = 0;
+        for (std::size_t at = 0; at < bytes; at += page_bytes) {
+            there += r.home(data + at) == on ? 1 : 0;
+        }
+        return there;
+    };
+    for (const bool is_read_mostly : {false, true}) {
+        CAPTURE(is_read_mostly);
+        rig r{{device_of(128_MiB)}};
+        auto* data =
+            r.map<char>(64_MiB, {.granule_bytes = page_bytes, .is_read_mostly = is_read_mostly});
+        fill<char>(data, 64_MiB, 'a');
+        REQUIRE(r.of().set_budget(r.device(), 32_MiB));
+        // More than the node may hold: no page moves.
+        CHECK(r.of().make_resident(data, 64_MiB, r.device()).code == errc::no_memory);
+        CHECK(count(r, data, 64_MiB, r.device()) == 0);
+        CHECK(r.of().last_shortage().bytes == 64_MiB);
+        CHECK(r.of().make_resident(data, 32_MiB + 1, r.device()).code == errc::no_memory);
+        CHECK(r.of().make_resident(data, 32_MiB, r.device()));
+        CHECK(count(r, data, 64_MiB, r.device()) == 16);
+        CHECK(count(r, data, 32_MiB, r.device()) == 16);
+        // What is there is older than what comes: the range pushes out the rest, and none of its own.
+        for (const std::size_t first : {32_MiB, 22_MiB, 2_MiB, 26_MiB, 32_MiB}) {
+            for (const std::size_t bytes : {14_MiB, 30_MiB, 32_MiB}) {
+                CAPTURE(first);
+                CAPTURE(bytes);
+                CHECK(r.of().make_resident(data + first, bytes, r.device()));
+                CHECK(count(r, data + first, bytes, r.device()) == bytes / page_bytes);
+            }
+        }
+        // Beside what is pinned.
+        REQUIRE(r.of().advise(r.device(), data, 8_MiB, advice::pin));
+        CHECK(r.of().make_resident(data + 8_MiB, 26_MiB, r.device()).code == errc::no_memory);
+        CHECK(r.home(data) == r.device());
+        CHECK(r.of().make_resident(data + 8_MiB, 24_MiB, r.device()));
+        CHECK(count(r, data, 32_MiB, r.device()) == 16);
+        CHECK(r.of().make_resident(data, 32_MiB, r.device()));
+        REQUIRE(r.of().advise(r.device(), data, 8_MiB, advice::unpin));
+        // What is there already stays so, whatever the budget is by now.
+        REQUIRE(r.of().advise(r.device(), data, 8_MiB, advice::pin));
+        CHECK(r.of().set_budget(r.device(), 4_MiB).code == errc::busy);
+        CHECK(r.of().make_resident(data, 8_MiB, r.device()));
+        REQUIRE(r.of().advise(r.device(), data, 8_MiB, advice::unpin));
+        // The other way: pages that have come stay, and the contents are kept.
+        REQUIRE(r.of().set_budget(r.device(), SIZE_MAX));
+        REQUIRE(r.of().make_resident(data, 64_MiB, r.device()));
+        REQUIRE(r.of().advise(r.device(), data + 8_MiB, 1, advice::pin));
+        CHECK(r.of().make_resident(data, 64_MiB, r.host()).code == errc::busy);
+        CHECK(count(r, data, 8_MiB, r.host()) == 4);
+        CHECK(count(r, data, 64_MiB, r.device()) == 28);
+        REQUIRE(r.of().advise(r.device(), data + 8_MiB, 1, advice::unpin));
+        CHECK(count_wrong<char>(data, 64_MiB, 'a') == 0);
+    }
+}
+
+TEST_CASE("space: make_resident beside others that want the node is exact, or says so") {
+    rig r{{device_of(32_MiB)}};
+    auto* mine = r.map<char>(20_MiB);
+    auto* theirs = r.map<char>(20_MiB);
+    fill<char>(mine, 20_MiB, 'a');
+    fill<char>(theirs, 20_MiB, 'b');
+    std::atomic<bool> is_over{false};
+    std::atomic<int> wrong{0};
+    std::thread other{[&] {
+        while (!is_over.load(std::memory_order_relaxed)) {
+            const errc code = r.of().make_resident(theirs, 20_MiB, r.device()).code;
+            wrong += code == errc::ok || code == errc::no_memory || code == errc::busy ? 0 : 1;
+        }
+    }};
+    for (int round = 0; round < 20; ++round) {
+        const errc code = r.of().make_resident(mine, 20_MiB, r.device()).code;
+        wrong += code == errc::ok || code == errc::no_memory || code == errc::busy ? 0 : 1;
+        mine[static_cast<std::size_t>(round) * 1_MiB] += 0;  // and the CPU
+    }
+    is_over.store(true, std::memory_order_relaxed);
+    other.join();
+    CHECK(wrong == 0);
+    CHECK(r.of().make_resident(mine, 20_MiB, r.device()));
+    for (std::size_t at = 0; at < 20_MiB; at += page_bytes) {
+        CHECK(r.home(mine + at) == r.device());
+    }
+    CHECK(count_wrong<char>(mine, 20_MiB, 'a') == 0);
+    CHECK(count_wrong<char>(theirs, 20_MiB, 'b') == 0);
+}
+
+TEST_CASE("space: a device that is lost gives queues whose work is lost") {
+    rig r{{device_of(16_MiB, false)}};
+    auto* data = r.map(4_MiB);
+    CHECK(r.run(data, 8, access::read, [other = page_of(data, 1)](device_view<std::uint64_t>) {
+               static_cast<void>(device_view<std::uint64_t>{other, 1}.load(0));
+           }).code == errc::device_lost);
+    auto made = r.of().make_queue(r.device());
+    REQUIRE(made);
+    bool ran = false;
+    auto point = launch(*made, {reads(data, 8)}, [&](soft::stream&) { ran = true; });
+    CHECK(point.code() == errc::device_lost);
+    CHECK(!ran);
+    // The rest of the space goes on.
+    data[0] = 3;
+    CHECK(r.of().copy(page_of(data, 1), data, 8));
+    CHECK(page_of(data, 1)[0] == 3);
 }
 
 TEST_CASE("space: granules as seen from outside") {

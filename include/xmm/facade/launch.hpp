@@ -5,7 +5,7 @@
 //          the queue's device, and remembers the ranges until the work is done. On devices that fault, a
 //          range is a hint for placement; on others every page of every range is mapped before fn runs
 //          and stays until the work is done, so a kernel must touch nothing else; only a device whose driver owns
-//          the pages bears it, and is slow at it.
+//          the pages bears it, and is slow at it. A range of zero bytes is nothing, and no pointer of it is looked at.
 //          fn takes cuda_stream& (CUDA devices), levelzero_stream& (Level Zero devices) or soft::stream& (software
 //          devices). A launch may be a set of overloads, of which the queue's device takes the one for it; each
 //          names the type that it takes.
@@ -27,14 +27,23 @@
 
 namespace xmm {
 
+namespace detail {
+
+// An empty range is nowhere: it overlaps no page.
+[[nodiscard]] inline use use_of(const void* pointer, std::size_t bytes, access who) noexcept {
+    return {bytes == 0 ? va_range{} : va_range{to_address(pointer), bytes}, who};
+}
+
+}  // namespace detail
+
 [[nodiscard]] inline use reads(const void* pointer, std::size_t bytes) noexcept {
-    return {{to_address(pointer), bytes}, access::read};
+    return detail::use_of(pointer, bytes, access::read);
 }
 [[nodiscard]] inline use writes(const void* pointer, std::size_t bytes) noexcept {
-    return {{to_address(pointer), bytes}, access::write};
+    return detail::use_of(pointer, bytes, access::write);
 }
 [[nodiscard]] inline use reads_writes(const void* pointer, std::size_t bytes) noexcept {
-    return {{to_address(pointer), bytes}, access::read_write};
+    return detail::use_of(pointer, bytes, access::read_write);
 }
 
 namespace detail {
@@ -121,6 +130,9 @@ status call_launcher(queue& line, Fn& fn) {
         // access::in_place is for faults: no mapping ever covers it.
         if (one.who == access::none || !covers(access::read_write, one.who)) {
             return fail(errc::invalid_argument, "a use reads, writes, or both");
+        }
+        if (one.range.is_empty()) {
+            continue;
         }
         if (result<va_range> range =
                 state.check_range(to_pointer(one.range.begin), one.range.bytes);

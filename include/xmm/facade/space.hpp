@@ -117,9 +117,13 @@ public:
     // ---- hints and copies
 
     // gmadvise: see placement/advise.hpp for what each hint does. will_need returns when the pages are there, as
-    // far as they fit and may move: a hint is no promise; make_resident is. unsupported: a pin on memory of a heap.
+    // far as they fit and may move: a hint is no promise; make_resident is. A hint of zero bytes is nothing, and looks at
+    // no pointer. On a failure pages that had moved by then stay where they came. unsupported: a pin on memory of a heap.
     status advise(node_id node, void* pointer, std::size_t bytes, advice what) noexcept {
         result<place> to = state_->check_place(node);
+        if (to && bytes == 0) {
+            return check_name(what);
+        }
         result<va_range> range = check_advice(pointer, bytes, what);
         if (!to || !range) {
             return to ? range.error() : to.error();
@@ -129,7 +133,7 @@ public:
     // will_need on the prefetch threads, while kernels run; other hints are done at once.
     [[nodiscard]] result<completion> advise_async(node_id node, void* pointer, std::size_t bytes,
                                                   advice what) noexcept {
-        if (what != advice::will_need) {
+        if (what != advice::will_need || bytes == 0) {
             const status outcome = advise(node, pointer, bytes, what);
             return outcome ? result<completion>{completion{}} : result<completion>{outcome};
         }
@@ -165,7 +169,10 @@ public:
         return state_->copy_failures.load(std::memory_order_relaxed);  // relaxed: a counter
     }
 
-    // Every page of the range on that node when it returns; nothing keeps it there.
+    // Every page of the range on that node when it returns; nothing keeps it there. Contents are kept in any case.
+    // On a failure, to a device or to a host, pages that had moved by then stay where they came. no_memory: the range
+    // does not fit there, beside what cannot leave; one larger than what the node may hold is refused before any page
+    // moves. busy: pages that are pinned elsewhere, or that others took away as often as they came.
     status make_resident(void* pointer, std::size_t bytes, node_id node) noexcept {
         result<place> to = state_->check_place(node);
         result<va_range> range = state_->check_range(pointer, bytes);
@@ -174,7 +181,8 @@ public:
         }
         return state_->engine.hints.make_resident(*to, *range);
     }
-    // Brings the range to some host and holds it there while what it returns lives.
+    // Brings the range to some host and holds it there while what it returns lives. On a failure nothing is held, and
+    // pages that had moved by then stay where they came.
     [[nodiscard]] result<host_access> access_on_host(void* pointer, std::size_t bytes) noexcept {
         result<va_range> range = state_->check_range(pointer, bytes);
         if (!range) {
@@ -235,7 +243,9 @@ public:
         }
         return all;
     }
-    // A queue of a device: invalid_argument on a host. The space outlives it.
+    // A queue of a device: invalid_argument on a host. The space outlives it. Of a lost device (one without faults is
+    // lost as a whole when a kernel misses a page) either the call answers device_lost or, as a software device has it,
+    // all that the queue is given.
     [[nodiscard]] result<queue> make_queue(
         node_id id, queue_priority priority = queue_priority::normal) noexcept {
         result<xmm::node*> found = state_->check_node(id);
@@ -352,9 +362,14 @@ private:
         return space{std::move(made)};
     }
 
+    static status check_name(advice what) noexcept {
+        return static_cast<unsigned>(what) <= static_cast<unsigned>(advice::unpin)
+                   ? status{}
+                   : fail(errc::invalid_argument, "no such advice");
+    }
     result<va_range> check_advice(const void* pointer, std::size_t bytes, advice what) noexcept {
-        if (static_cast<unsigned>(what) > static_cast<unsigned>(advice::unpin)) {
-            return fail(errc::invalid_argument, "no such advice");
+        if (status known = check_name(what); !known) {
+            return known;
         }
         result<va_range> range = state_->check_range(pointer, bytes);
         // The frames of a heap never move, and what is there is another block's after a free: no pin would end.

@@ -5,7 +5,7 @@
 //          inward, cold and the sticky hints round outward. Names and meaning follow the published GMEM.
 // Threads  Any. A hint that loses a race to an unmap answers not_mapped; pages done before stay done.
 // Failure  Only malformed input, pins, and a will_need whose job finds no memory or thread fail; a hint that cannot
-//          be followed is dropped. A pin is all or nothing.
+//          be followed is dropped. A pin is all or nothing; pages that it moved by then stay where they came.
 #pragma once
 
 #include <xmm/placement/fault.hpp>
@@ -69,16 +69,36 @@ public:
         return told;
     }
 
-    // Every page resident on the node, or an error; nothing keeps it there afterwards.
+    // Every page resident on the node, or an error; nothing keeps it there afterwards. What comes late may push out what
+    // came first, and others may take pages meanwhile: so all are looked at when all have come. They are not held until
+    // then: heaps, kernels and the CPU would find no room, or wait, for as long as the range takes to come.
+    // On a failure the pages that have come stay. no_memory, at once: larger than what the node may hold.
     status make_resident(place to, va_range range) noexcept {
-        for (address at = range.begin; at < range.end();) {
-            result<va_range> there = settle(to, at, [](granule&) {});
-            if (!there) {
-                return there.error();
-            }
-            at = there->end();
+        status seen;
+        std::size_t all = 0;
+        std::size_t missing = count_missing(to, range, seen, all);
+        if (seen && missing > 0 && all > space_.limit_of(to)) {
+            return refuse(*to.at, all, "a range larger than what its node may hold");
         }
-        return {};
+        std::size_t fewest = SIZE_MAX;
+        for (unsigned tries = 0; seen && tries < most_tries; ++tries) {
+            seen = settle_all(to, range);
+            missing = seen ? count_missing(to, range, seen, all) : missing;
+            if (!seen || missing == 0) {
+                return seen;
+            }
+            if (missing < fewest) {
+                fewest = missing;
+                tries = 0;
+            }
+        }
+        if (!seen) {
+            return seen;
+        }
+        // Where there is room for them, they went to somebody who wanted them elsewhere.
+        return missing > room_at(to)
+                   ? refuse(*to.at, missing, "the range does not fit beside what stays on its node")
+                   : fail(errc::busy, "pages of the range were taken away while others came");
     }
 
     // Resident on the node and held: frames stay until release_hold. All or nothing.
@@ -114,6 +134,7 @@ public:
 
 private:
     static constexpr unsigned max_rounds = 10000;
+    static constexpr unsigned most_tries = 4;  // that bring no more of a range together
     struct granule_in_use {
         granule* page = nullptr;
         va_range va;
@@ -132,6 +153,48 @@ private:
             at = after;
         }
         return {};
+    }
+
+    status settle_all(place to, va_range range) noexcept {
+        for (address at = range.begin; at < range.end();) {
+            result<va_range> there = settle(to, at, [](granule&) {});
+            if (!there) {
+                return there.error();
+            }
+            at = there->end();
+        }
+        return {};
+    }
+    // Bytes of granules that are not on the node now, of `all`. A copy counts: its contents are the page's.
+    std::size_t count_missing(place to, va_range range, status& seen, std::size_t& all) noexcept {
+        std::size_t missing = 0;
+        all = 0;
+        seen = for_each(range, [&](granule& page) {
+            const bool is_there = is_resident(page.current()) && !page.is_moving() &&
+                                  space_.frame_at(page, to) != nullptr;
+            all += page.va.bytes;
+            missing += is_there ? 0 : page.va.bytes;
+        });
+        return missing;
+    }
+    // What the node, or any host, may have beside what it has.
+    std::size_t room_at(place to) noexcept {
+        std::size_t room = 0;
+        for (unsigned slot = 0; slot < space_.node_count(); ++slot) {
+            node& one = space_.at_slot(slot);
+            if (&one == to.at || (to.is_any_host && one.is_host)) {
+                const std::size_t limit = one.book->limit();
+                const std::size_t more =
+                    one.pool.free_bytes() + limit - std::min(limit, one.book->used());
+                room += std::min(more, SIZE_MAX - room);
+            }
+        }
+        return room;
+    }
+    status refuse(const node& on, std::size_t bytes, const char* why) noexcept {
+        const status refused = fail(errc::no_memory, why);
+        frames_.note_shortage(on, bytes, refused.why);
+        return refused;
     }
 
     void apply_locked(granule& page, node& to, advice what) noexcept {
