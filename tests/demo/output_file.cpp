@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include "../../tools/demo/same_file.hpp"
 #include "../../tools/demo/try_write.hpp"
 #include "../support/file_size_limit.hpp"
 #include "support.hpp"
@@ -104,4 +105,34 @@ TEST_CASE("a tool does not write into a file that it has open by a number") {
     CHECK(bad_input_of([&] { write_text(name, "x"); }) == reason);
     std::fclose(open);
     CHECK(folder.files() == 1);
+}
+
+TEST_CASE("no file of a tool comes to lie where another one does") {
+    namespace fs = std::filesystem;
+    temporary_folder folder;
+    write_file(folder.file("there"), "old");
+    fs::create_directory(folder.file("down"));
+    fs::create_symlink("there", folder.file("link"));
+    fs::create_symlink("down/later", folder.file("loose"));
+    fs::create_directory_symlink("down", folder.file("same"));
+    const auto is_refused = [&](const char* a, const char* b) {
+        const std::string error = bad_input_of([&] {
+            refuse_to_overwrite({}, {folder.file(a), folder.file(b)});
+        });
+        CHECK((error.empty() || error == folder.file(b) + ": would be written over " +
+                                             folder.file(a) + ", which is written too"));
+        return !error.empty();
+    };
+    CHECK(is_refused("new", "new"));
+    CHECK(is_refused("there", "./there"));
+    CHECK(is_refused("there", "link"));
+    CHECK(is_refused("loose", "same/later"));
+    CHECK(is_refused("down/x", "same/x"));
+    CHECK(is_refused("none/x", "none/../none/x"));  // a folder that is yet to be made
+    CHECK_FALSE(is_refused("new", "other"));
+    CHECK_FALSE(is_refused("new", "down/new"));
+    // Each becomes a file of its own.
+    fs::create_hard_link(folder.file("there"), folder.file("hard"));
+    CHECK_FALSE(is_refused("there", "hard"));
+    CHECK(bad_input_of([] { refuse_to_overwrite({}, {"/dev/null", "/dev/null"}); }) == "");
 }

@@ -170,6 +170,8 @@ def bad_input(folder):
                           (["--json", "linked", "--trace", "own.csv"], "linked: would be written over own.csv"),
                           (["--json", "hard", "--picture", "clear.v2.png"], "hard: would be written over clear.v2.png"),
                           (["--picture", "pictures/big.png", "--out", "pictures"], "clustered-big.png: would be written over pictures/big.png"), (["--nonsense"], "--help"),
+                          (["--json", "pictures/landscape.png", "--out", "pictures"], "landscape.png: would be written over pictures/landscape.png, which is written too"),
+                          (["--json", "pictures/heat-replay-opt13b_b8-mapped.png", "--out", "./pictures"], "which is written too"),
                           (["--out", "bad.csv"], "bad.csv: "), (["--out", "bad.csv/deep/er"], "bad.csv/deep/er: "),
                           (["--out", "/proc/none"], "/proc/none: cannot be made")]:
         done = run(folder, "--quick", *(words if "--out" in words else [*words, "--out", "untouched"]))

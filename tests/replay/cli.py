@@ -258,6 +258,52 @@ def read_and_written(folder):
     expect(done.returncode == 0 and b"native-model" in done.stdout, "a trace through a pipe")
 
 
+def written_twice(folder):
+    """No output is written over another one, by whatever name; nothing has changed then."""
+    inside = folder / "twice"
+    (inside / "down").mkdir(parents=True)
+    (inside / "there").write_text("old")
+    (inside / "link").symlink_to("there")
+    (inside / "loose").symlink_to("later")
+    (inside / "same").symlink_to("down")
+    before = sorted(inside.rglob("*"))
+    load = ["--generate", "tiny", "--allocators", "native-model"]
+    for words in [["--json", "o", "--plot", "o"], ["--json", "o", "--plot", "./down/../o"], ["--json", "there", "--plot", "link"],
+                  ["--json", "loose", "--plot", "later"], ["--json", "down/o", "--plot", "same/o"], ["--json", inside / "o", "--plot", "o"],
+                  ["--save", "down", "--json", "same/tiny-1.csv"], ["--save", "same", "--plot", "down/tiny-1.csv"],
+                  ["--save", "new", "--json", "new"], ["--save", "new/", "--plot", "./new"]]:
+        done = run(inside, *load, *words)
+        expect(done.returncode == 2 and "which is written too" in done.stderr and done.stdout == "", f"{words}", done)
+        expect(sorted(inside.rglob("*")) == before and (inside / "there").read_text() == "old", f"{words}: a file was changed")
+    os.link(inside / "there", inside / "hard")
+    for words in [["--json", "there", "--plot", "hard"], ["--json", "/dev/null", "--plot", "/dev/null"], ["--json", "o", "--plot", "down/o", "--save", "."]]:
+        done = run(inside, *load, *words)
+        expect(done.returncode == 0, f"{words}: outputs that differ", done)
+    expect(json.loads((inside / "there").read_text()) and (inside / "hard").read_bytes()[:4] == b"\x89PNG", "hard links part")
+
+
+def shared_lists(folder):
+    """A small snapshot that names one list again and again takes neither memory nor time."""
+    def event(what):
+        return {"action": what, "addr": 4096, "size": 100, "stream": 0, "time_us": 1}
+    pair, block = [event("alloc"), event("free_completed")], {"size": 8, "state": "active_allocated"}
+    segments = [{"device": 0, "address": 1 << 20, "blocks": [block] * 30000}] * 30000
+    bound = "more entries, segments and blocks than the file has bytes"
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+    for what, reason in [({"segments": [], "device_traces": [pair * 50000] * 128}, bound),
+                         ({"segments": [], "device_traces": [pair] * 129}, "of 129 devices: more than 128"),
+                         ({"segments": segments, "device_traces": [pair]}, bound)]:
+        (folder / "shared.pickle").write_bytes(pickle.dumps(what, protocol=2))
+        done = subprocess.run([PROGRAM, "shared.pickle"], cwd=folder, preexec_fn=limit, stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=110)
+        expect(done.returncode == 2 and reason in done.stderr, f"shared lists: '{reason}' is not said", done)
+    (folder / "shared.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [pair * 50000]}, protocol=2))
+    done = run(folder, "shared.pickle", "--allocators", "native-model")
+    expect(done.returncode == 0, "a list that is long by itself", done)
+
+
 def bad_input(folder):
     packed = (TRACES / "opt13b_b8.csv.gz").read_bytes()
     snapshot = as_snapshot(a_trace(), 4)
@@ -281,7 +327,9 @@ def bad_input(folder):
                            (["--generate", "noise"], ["no load 'noise'"]), (["form.csv", "--save", "x"], ["nothing to save"]),
                            (["form.csv", "--jobs", "0"], ["--jobs"]), (["form.csv", "--scale", "nan"], ["--scale: not a number"]),
                            (["form.csv", "--scale=-nan"], ["--scale"]), (["form.csv", "--device-bytes", "-1"], ["--device-bytes", "-1 is not a size"]),
-                           (["form.csv", "--device-bytes= -4096"], ["--device-bytes"]), (["/dev/zero"], ["/dev/zero: is a device"]),
+                           (["form.csv", "--device-bytes= -4096"], ["--device-bytes"]),
+                           (["form.csv", "--device-bytes", "99999999999999999999"], ["--device-bytes: more than"]),
+                           (["form.csv", "--device-bytes", "99999999999999999999GiB"], ["--device-bytes"]), (["/dev/zero"], ["/dev/zero: is a device"]),
                            (["form.csv", "--prices", "/dev/zero"], ["/dev/zero: is a device"]),
                            (["form.csv", "--nonsense"], ["--help"])]:
         done = run(folder, *words, *outputs)
@@ -307,5 +355,7 @@ with tempfile.TemporaryDirectory() as name:
     beside(pathlib.Path(name))
     full_disk(pathlib.Path(name))
     read_and_written(pathlib.Path(name))
+    written_twice(pathlib.Path(name))
+    shared_lists(pathlib.Path(name))
     bad_input(pathlib.Path(name))
 print("xmm-replay: forms, fields, options and errors as they should be")

@@ -167,6 +167,30 @@ TEST_CASE("a list that holds itself is no trap") {
                                 .done()) == "t: device_traces[0][0]: an entry without an action");
 }
 
+TEST_CASE("lists that are named again and again come to no more than the file has bytes") {
+    const auto with = [](int pairs, int devices) {
+        pickler out;
+        out.dictionary().text("device_traces").list();
+        out.list().event("alloc", base, 8, 0, 0).op('q').little(1, 1);
+        out.event("free_completed", base, 8, 0, 0).op('q').little(2, 1);
+        for (int i = 1; i < pairs; ++i) {
+            out.op('h').little(1, 1).op('h').little(2, 1);
+        }
+        out.end_list().op('q').little(3, 1);
+        for (int i = 1; i < devices; ++i) {
+            out.op('h').little(3, 1);
+        }
+        return out.end_list().end_dictionary().done();
+    };
+    CHECK(parse_trace("t", with(10000, 1)).front().events.size() == 20000);
+    CHECK(parse_trace("t", with(10000, 2)).size() == 2);
+    CHECK(snapshot_error_of(with(10000, 3)) ==
+          "t: more entries, segments and blocks than the file has bytes: lists that are named "
+          "again and again");
+    CHECK(parse_trace("t", with(1, 128)).size() == 128);
+    CHECK(snapshot_error_of(with(1, 129)) == "t: device_traces of 129 devices: more than 128");
+}
+
 TEST_CASE("a snapshot is read: earlier blocks, two devices, two steps of a free") {
     pickler out;
     out.dictionary().text("device_traces").list();

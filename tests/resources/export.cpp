@@ -171,6 +171,22 @@ TEST_CASE("a viewer gets only what it can take back") {
     CHECK(detail::viewer_history::of(end) == expected);
 }
 
+TEST_CASE("a failure is at no address: what it was recorded at are the bytes that were free") {
+    heap_snapshot device;
+    trace_writer made;
+    made.add(trace_action::out_of_memory, 0x1234567, 300 << 20, 0);
+    device.trace = made.trace;
+    std::ostringstream torch, chrome;
+    write_torch_snapshot(torch, device);
+    write_chrome_trace(chrome, device);
+    const std::size_t said = torch.str().find("device_free");
+    REQUIRE(said != std::string::npos);
+    CHECK(torch.str().substr(said, 20).find("\x8a\x04\x67\x45\x23\x01"s) != std::string::npos);
+    CHECK(torch.str().find("addr") == std::string::npos);
+    CHECK(chrome.str().find(R"("args":{"bytes":314572800,)") != std::string::npos);
+    CHECK(chrome.str().find("address") == std::string::npos);
+}
+
 TEST_CASE("an empty heap is exported too") {
     std::ostringstream rmm, replay, torch, chrome;
     const heap_snapshot nothing;

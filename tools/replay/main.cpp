@@ -124,7 +124,7 @@ struct text_file {
     return files;
 }
 
-// Not over what was read, whatever it is called.
+// Not over what was read nor over each other, whatever they are called.
 void check_overwriting(const options& wanted, std::vector<std::string> inputs,
                        const std::vector<text_file>& saved) {
     if (wanted.prices != "idle" && wanted.prices != "loaded" && wanted.prices != "measured") {
@@ -138,6 +138,9 @@ void check_overwriting(const options& wanted, std::vector<std::string> inputs,
     }
     for (const text_file& one : saved) {
         outputs.push_back(one.path);
+    }
+    if (!wanted.save_folder.empty()) {  // one that is yet to be made; without a slash at its end
+        outputs.push_back((std::filesystem::path{wanted.save_folder} / "").parent_path().string());
     }
     demo::refuse_to_overwrite(inputs, outputs);
 }

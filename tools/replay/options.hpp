@@ -200,6 +200,9 @@ inline constexpr const char* trace_endings[] = {".csv", ".csv.gz", ".log",    ".
     if (!(out.scale >= 1)) {  // every comparison lets it pass
         throw bad_input("--scale: not a number");
     }
+    if (out.device_bytes == UINT64_MAX) {  // what a number that is larger is read as
+        throw bad_input("--device-bytes: more than 64 bits can say");
+    }
     out.may_alias = !is_alias_off;
     out.jobs = out.jobs != 0 ? out.jobs : std::max(1u, std::thread::hardware_concurrency());
     out.allocators = allocators == "all"

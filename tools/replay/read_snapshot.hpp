@@ -4,6 +4,8 @@
 // Model    A trace per device that has a history. Blocks that were there before the history began are known
 //          by their frees, or by the segments at its end: they are allocated before the first event.
 //          Events of segments, of the snapshot itself and those of kinds yet unknown hold no block.
+//          A pickle may name a list any number of times: there is a limit to the devices, and all entries, segments and
+//          blocks together are at most as many as the file has bytes. Where each is named for itself, they are fewer.
 // Failure  bad_input with file, entry and reason.
 #pragma once
 
@@ -26,7 +28,7 @@ namespace detail {
 class snapshot_reader {
 public:
     snapshot_reader(const std::string& name, std::string_view text)
-        : name_{name}, data_{pickle::parse(name, text)} {}
+        : name_{name}, data_{pickle::parse(name, text)}, entries_left_{text.size()} {}
 
     [[nodiscard]] std::vector<trace> read() {
         const pickle::value root = data_.root();
@@ -34,6 +36,7 @@ public:
         if (!devices || devices->what != pickle::kind::list) {
             fail("no device_traces: not what torch.cuda.memory._snapshot() returns");
         }
+        check_size(*devices);
         std::vector<trace> out;
         std::size_t with_history = 0;
         for (const pickle::value device : data_.items(*devices)) {
@@ -62,6 +65,8 @@ public:
     }
 
 private:
+    static constexpr std::size_t most_devices = 128;  // PyTorch numbers them with 7 bits
+
     enum class action : std::uint8_t { allocate, request, complete };
     struct entry {
         action what;
@@ -74,6 +79,32 @@ private:
     }
     [[noreturn]] void fail_at(std::int64_t device, std::size_t index, std::string_view why) const {
         fail(fmt::format("device_traces[{}][{}]: {}", device, index, why));
+    }
+
+    // All that is gone over later, without going over it: first the lists, then what they lead to.
+    void check_size(pickle::value devices) {
+        if (data_.items(devices).size() > most_devices) {
+            fail(fmt::format("device_traces of {} devices: more than {}",
+                             data_.items(devices).size(), most_devices));
+        }
+        for (const pickle::value device : data_.items(devices)) {
+            count_entries(device);
+        }
+        const auto segments = data_.find(data_.root(), "segments").value_or(pickle::value{});
+        count_entries(segments);
+        for (const pickle::value segment : data_.items(segments)) {
+            count_entries(data_.find(segment, "blocks").value_or(pickle::value{}));
+            segments_of_[number(segment, "device").value_or(0)].push_back(segment);
+        }
+    }
+    void count_entries(pickle::value list) {
+        const std::size_t count = data_.items(list).size();
+        if (count > entries_left_) {
+            fail(
+                "more entries, segments and blocks than the file has bytes: lists that are named "
+                "again and again");
+        }
+        entries_left_ -= count;
     }
 
     // Addresses and streams are unsigned in PyTorch; -1 is no size.
@@ -129,11 +160,11 @@ private:
                 out.push_back({one.pointer, one.bytes, one.stream});
             }
         }
-        const auto segments = data_.find(data_.root(), "segments");
-        for (const pickle::value segment : data_.items(segments.value_or(pickle::value{}))) {
-            if (number(segment, "device").value_or(0) != static_cast<std::uint64_t>(device)) {
-                continue;
-            }
+        const auto own = segments_of_.find(static_cast<std::uint64_t>(device));
+        if (own == segments_of_.end()) {
+            return out;
+        }
+        for (const pickle::value segment : own->second) {
             const auto stream = number(segment, "stream").value_or(0);
             std::uint64_t next = number(segment, "address").value_or(0);
             for (const pickle::value block :
@@ -181,6 +212,8 @@ private:
 
     std::string name_;
     pickle data_;
+    std::size_t entries_left_;
+    std::unordered_map<std::uint64_t, std::vector<pickle::value>> segments_of_;  // by device
 };
 
 }  // namespace detail

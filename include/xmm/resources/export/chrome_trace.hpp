@@ -190,12 +190,14 @@ private:
         }
     }
     [[nodiscard]] std::string arguments(const trace_event& event) const {
+        const bool is_failure = event.action == trace_action::out_of_memory;  // is nowhere
         std::array<char, 160> text;
-        std::snprintf(text.data(), text.size(),
-                      R"("args":{"address":"0x%zx","bytes":%zu,"stream":"0x%llx")", event.at,
-                      event.bytes, static_cast<unsigned long long>(event.stream));
+        std::snprintf(text.data(), text.size(), R"("address":"0x%zx",)", event.at);
+        const std::string place = is_failure ? "" : text.data();
+        std::snprintf(text.data(), text.size(), R"("bytes":%zu,"stream":"0x%llx")", event.bytes,
+                      static_cast<unsigned long long>(event.stream));
         const bool has_name = event.tag < device_->tags.size() && !device_->tags[event.tag].empty();
-        return std::string{text.data()} +
+        return R"("args":{)" + place + text.data() +
                (has_name ? R"(,"tag":)" + json_string(device_->tags[event.tag]) : "") + '}';
     }
 

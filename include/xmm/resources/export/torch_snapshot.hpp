@@ -3,7 +3,8 @@
 //
 // Model    A pickle of protocol 2 that holds dictionaries, lists, tuples of numbers, numbers and strings
 //          only. The devices are numbered from 0 in the order of the snapshots. A tag is the number of the
-//          segment's pool, its name the user_metadata of each event. There are no stack traces.
+//          segment's pool, its name the user_metadata of each event. There are no stack traces. What a
+//          failure was recorded at is its device_free, the bytes that were free: PyTorch's viewer wants one.
 // Threads  One per stream of output.
 // Failure  As the stream reports it; std::bad_alloc.
 #pragma once
