@@ -220,7 +220,12 @@ typedef struct xmm_counter {
     int64_t freed;     /* and taken off */
 } xmm_counter;
 
-/* Under PyTorch's names, as torch.cuda.memory_stats() explains them. */
+/* Under PyTorch's names, as torch.cuda.memory_stats() explains them. Peaks of blocks below 1 MiB may be too low by less
+ * than 1 MiB, and 4096 blocks, a thread. inactive_split_bytes is measured at each reading, and has no allocated and
+ * freed: bytes of frames that neither blocks use nor trim could give back now, those that caches keep among them.
+ * num_device_alloc: frames made or taken, and mappings made; num_device_free: mappings ended, and frames given up.
+ * frames_moved: frames that changed their address; queue_waits: waits for a queue before one could; driver_us:
+ * microseconds in the driver, waits included. */
 typedef struct xmm_statistics {
     size_t struct_size;
     xmm_counter allocation;

@@ -254,8 +254,10 @@ TEST_CASE("heap: what no address space holds is a shortage like any other") {
         CHECK(r.of().last_shortage().bytes == bytes);
     }
     const heap_snapshot taken = r.heap().snapshot();
-    CHECK(std::count_if(taken.trace.events.begin(), taken.trace.events.end(), [](const auto& one) {
-              return one.action == trace_action::out_of_memory;
+    const node_usage device = r.usage(r.device());
+    CHECK(std::count_if(taken.trace.events.begin(), taken.trace.events.end(), [&](const auto& one) {
+              return one.action == trace_action::out_of_memory &&
+                     one.at == device.limit - device.used && one.at != 0;
           }) == 3);
     // Of a map as well; it is noted of the node that was named.
     for (const std::size_t bytes : {std::size_t{1} << 47, SIZE_MAX / 2, SIZE_MAX}) {

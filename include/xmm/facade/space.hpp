@@ -117,8 +117,9 @@ public:
     // ---- hints and copies
 
     // gmadvise: see placement/advise.hpp for what each hint does. will_need returns when the pages are there, as
-    // far as they fit and may move: a hint is no promise; make_resident is. A hint of zero bytes is nothing, and looks at
-    // no pointer. On a failure pages that had moved by then stay where they came. unsupported: a pin on memory of a heap.
+    // far as they fit and may move: a hint is no promise; make_resident is. A hint of zero bytes is nothing, and looks
+    // at no pointer. On a failure pages that had moved by then stay where they came. unsupported: a pin on memory of a
+    // heap.
     status advise(node_id node, void* pointer, std::size_t bytes, advice what) noexcept {
         result<place> to = state_->check_place(node);
         if (to && bytes == 0) {

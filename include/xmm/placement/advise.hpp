@@ -69,9 +69,9 @@ public:
         return told;
     }
 
-    // Every page resident on the node, or an error; nothing keeps it there afterwards. What comes late may push out what
-    // came first, and others may take pages meanwhile: so all are looked at when all have come. They are not held until
-    // then: heaps, kernels and the CPU would find no room, or wait, for as long as the range takes to come.
+    // Every page resident on the node, or an error; nothing keeps it there afterwards. What comes late may push out
+    // what came first, and others may take pages meanwhile: so all are looked at when all have come. They are not held
+    // until then: heaps, kernels and the CPU would find no room, or wait, for as long as the range takes to come.
     // On a failure the pages that have come stay. no_memory, at once: larger than what the node may hold.
     status make_resident(place to, va_range range) noexcept {
         status seen;

@@ -115,7 +115,7 @@ public:
     status out_of_memory(const heap_shelf& home, const malloc_request& wanted,
                          const char* why) noexcept {
         heap_.journal.statistics().count(heap_count::ooms);
-        heap_.journal.note(trace_action::out_of_memory, home, 0, wanted.bytes);
+        heap_.journal.note(trace_action::out_of_memory, home, free_bytes(), wanted.bytes);
         if (around_.note_shortage != nullptr) {
             around_.note_shortage(around_.self, wanted.bytes, why);
         }
@@ -170,6 +170,10 @@ private:
                 small_stock::purge(one);
             }
         });
+    }
+    // Of the device's limit; 0: not known.
+    [[nodiscard]] std::size_t free_bytes() const noexcept {
+        return book_ == nullptr ? 0 : book_->limit() - std::min(book_->limit(), book_->used());
     }
     // With caches empty and queues awaited: whether there is room beside the blocks that the program has.
     [[nodiscard]] bool can_be_won(std::size_t bytes) const noexcept {
