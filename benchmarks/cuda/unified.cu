@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -70,6 +71,12 @@ void copies(bench& b, std::size_t bytes) {
         CUDA_BENCH_MUST(cudaMemcpyAsync(card.at, host.at, bytes, cudaMemcpyHostToDevice, b.stream));
         wait();
     };
+    const auto pinned_out = [&] {
+        CUDA_BENCH_MUST(cudaMemcpyAsync(host.at, card.at, bytes, cudaMemcpyDeviceToHost, b.stream));
+        wait();
+    };
+    const auto ours_in = [&] { must(b.space.copy(near_card, near_cpu, bytes), "copy"); };
+    const auto ours_out = [&] { must(b.space.copy(near_cpu, near_card, bytes), "copy"); };
     for (char* one : {host.at, plain.get(), near_cpu}) {
         all.fill_by_cpu(one, original);
     }
@@ -82,24 +89,34 @@ void copies(bench& b, std::size_t bytes) {
                CUDA_BENCH_MUST(cudaDeviceSynchronize());
            },
            wrong_on_card},
-          {"gmemcpy, both resident", [&] { b.write_on_device(near_card, bytes, wiped); },
-           [&] { must(b.space.copy(near_card, near_cpu, bytes), "copy"); },
+          {"gmemcpy, both resident", [&] { b.write_on_device(near_card, bytes, wiped); }, ours_in,
+           [&] { return b.wrong_on_device(near_card, bytes, original); }}});
+    // Right after one like it, so that neither side's code is cold: what is left is the copy.
+    const auto twice = [](const std::function<void()>& prepare, const std::function<void()>& copy) {
+        return [=] {
+            prepare();
+            copy();
+        };
+    };
+    race("H2D in a row " + size_name(bytes), static_cast<double>(bytes), rounds,
+         {{"pinned cudaMemcpyAsync", twice(wipe_card, pinned_in), pinned_in, wrong_on_card},
+          {"gmemcpy, both resident",
+           twice([&] { b.write_on_device(near_card, bytes, wiped); }, ours_in), ours_in,
            [&] { return b.wrong_on_device(near_card, bytes, original); }}});
     examiner::fill(all, card.at, original, b.stream);
+    race("D2H in a row " + size_name(bytes), static_cast<double>(bytes), rounds,
+         {{"pinned cudaMemcpyAsync", twice([&] { all.fill_by_cpu(host.at, wiped); }, pinned_out),
+           pinned_out, [&] { return all.wrong_by_cpu(host.at, original); }},
+          {"gmemcpy, both resident", twice([&] { all.fill_by_cpu(near_cpu, wiped); }, ours_out),
+           ours_out, [&] { return all.wrong_by_cpu(near_cpu, original); }}});
     race(
         "D2H " + size_name(bytes), static_cast<double>(bytes), rounds,
-        {{"pinned cudaMemcpyAsync", [&] { all.fill_by_cpu(host.at, wiped); },
-          [&] {
-              CUDA_BENCH_MUST(
-                  cudaMemcpyAsync(host.at, card.at, bytes, cudaMemcpyDeviceToHost, b.stream));
-              wait();
-          },
+        {{"pinned cudaMemcpyAsync", [&] { all.fill_by_cpu(host.at, wiped); }, pinned_out,
           [&] { return all.wrong_by_cpu(host.at, original); }},
          {"pageable cudaMemcpy", [&] { all.fill_by_cpu(plain.get(), wiped); },
           [&] { CUDA_BENCH_MUST(cudaMemcpy(plain.get(), card.at, bytes, cudaMemcpyDeviceToHost)); },
           [&] { return all.wrong_by_cpu(plain.get(), original); }},
-         {"gmemcpy, both resident", [&] { all.fill_by_cpu(near_cpu, wiped); },
-          [&] { must(b.space.copy(near_cpu, near_card, bytes), "copy"); },
+         {"gmemcpy, both resident", [&] { all.fill_by_cpu(near_cpu, wiped); }, ours_out,
           [&] { return all.wrong_by_cpu(near_cpu, original); }}});
     // The destination has no frame yet, and prefers the device.
     char* fresh = nullptr;
