@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-using namespace xmm;
 using namespace xmm::demo;
 
 TEST_CASE("what was clustered is told in the colours that have pixels") {
@@ -15,7 +14,7 @@ TEST_CASE("what was clustered is told in the colours that have pixels") {
     dot.width = dot.height = 1;
     dot.pixels = {rgba{200, 10, 10, 255}};
     const cluster_input input = prepare_clustering(dot, 12, 10);
-    space memory = space::create({.devices = device_kind::soft}).value();
+    xmm::space memory = xmm::space::create({.devices = xmm::device_kind::soft}).value();
     cluster_run run{memory, memory.devices()[0], input};
     heat_map places;
     const run_report told = run.run("k-means", {}, places);
