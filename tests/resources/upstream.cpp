@@ -234,6 +234,19 @@ TEST_CASE("upstream: a pool cuts up the chunks of a bare resource") {
     CHECK(mine.live == 0);
 }
 
+TEST_CASE("upstream: what a bare resource throws comes through a pool as it is") {
+    struct too_dear : std::bad_alloc {};
+    struct dear_resource : bare {
+        void* allocate(stream_ref, std::size_t, std::size_t) { throw too_dear{}; }
+        void* allocate_sync(std::size_t, std::size_t) { throw too_dear{}; }
+    };
+    static_assert(resource<dear_resource>);
+    dear_resource mine;
+    pool_resource pool{mine, {.chunk_bytes = 64 << 10}};
+    CHECK_THROWS_AS((void)pool.allocate_sync(1000), too_dear);
+    CHECK_THROWS_AS((void)pool.allocate_sync(1 << 20), too_dear);
+}
+
 TEST_CASE("upstream: a bare resource works in an allocator") {
     bare mine, same, other{1};
     const allocator<int, bare> here{mine};

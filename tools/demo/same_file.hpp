@@ -36,8 +36,8 @@ namespace xmm::demo {
     if (of_a.error != 0 || of_b.error != 0 || of_a.is_straight || of_b.is_straight) {
         return false;
     }
-    std::error_code
-        error;  // what cannot be found out has no path, and is refused when it is written
+    // What cannot be found out has no path, and is refused when it is written.
+    std::error_code error;
     const fs::path at_a = fs::absolute(of_a.path, error);
     const fs::path at_b = fs::absolute(of_b.path, error);
     if (at_a.empty() || at_a.filename() != at_b.filename()) {

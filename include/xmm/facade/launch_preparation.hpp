@@ -11,6 +11,7 @@
 // Failure  All or nothing.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <utility>
@@ -126,12 +127,9 @@ private:
                     span = page.va;  // marked, so it is there
                     is_due = page.frames[on_.slot] != nullptr &&
                              steered_pages::is_due_locked(page, on_, pause_ns);
-                    if (is_due) {
-                        steered_pages::note_placed_locked(page, on_);
-                    }
                 });
                 if (is_due && !found.try_add(span)) {
-                    if (status placed = found.place(on_, line); !placed) {
+                    if (status placed = place_and_note(found, line); !placed) {
                         return placed;
                     }
                     static_cast<void>(found.try_add(span));
@@ -139,15 +137,34 @@ private:
                 at = span.end();
             }
         }
-        return found.place(on_, line);
+        return place_and_note(found, line);
+    }
+    status place_and_note(stretches& found, queue_id line) noexcept {
+        const stretches told = found;
+        if (const status placed = found.place(on_, line); !placed) {
+            return placed;
+        }
+        for (std::size_t i = 0; i < told.count; ++i) {
+            for (address at = told.ranges[i].begin; at < told.ranges[i].end();) {
+                state_.core.with_granule(at, [&](granule& page) {
+                    at = page.va.end();  // marked, so it is there
+                    if (page.frames[on_.slot] != nullptr) {
+                        steered_pages::note_placed_locked(page, on_);
+                    }
+                });
+            }
+        }
+        return {};
     }
 
     // How long the link needs for so many bytes; 0: not known.
     std::uint64_t copy_ns(std::size_t bytes) const noexcept {
         const std::uint64_t rate = on_.about.link_in_bytes_per_second;
-        return rate == 0 ? 0
-                         : static_cast<std::uint64_t>(1e9 * static_cast<double>(bytes) /
-                                                      static_cast<double>(rate));
+        constexpr double longest = 1e18;  // a user may say any rate
+        return rate == 0
+                   ? 0
+                   : static_cast<std::uint64_t>(std::min(
+                         longest, 1e9 * static_cast<double>(bytes) / static_cast<double>(rate)));
     }
 
     status mark(const use& one) noexcept {

@@ -24,8 +24,8 @@ struct frame_record {
     bool is_coming = false;  // (P)  counted in its node's `coming`
     // (P)  the granule it backs; null in the pool. Constant on a list: there L suffices to read it.
     granule* owner = nullptr;
-    std::uint64_t placed_ns =
-        0;  // (P)  of a driver's page: when it was told last to place it, by monotonic_ns()
+    // (P)  of a driver's page: when it was told last to place it, by monotonic_ns()
+    std::uint64_t placed_ns = 0;
     list_link link;  // (L)  place on the active list, or in the pool
 };
 

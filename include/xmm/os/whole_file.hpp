@@ -29,8 +29,8 @@ struct file_place {
     int error = 0;             // errno's number: no file can be there
     bool is_there = false;     // a file whose mode is kept
     bool is_straight = false;  // no regular file: nothing is made beside it
-    bool is_open_here =
-        false;  // EINVAL: the name of an open descriptor that is a file, as /dev/stdout may be
+    // EINVAL: the name of an open descriptor that is a file, as /dev/stdout may be
+    bool is_open_here = false;
     mode_t mode = 0;
 
     [[nodiscard]] static file_place of(const std::string& path) {

@@ -216,6 +216,7 @@ protected:
         }
         status told = tell_end_of_copies(one);
         if (told && some_stay && is_steering()) {
+            forget_mappings(one.va);
             node& host = host_of(one);
             told = host.driver.advise({&one.va, 1}, driver_advice::read_mostly, host.id);
         }

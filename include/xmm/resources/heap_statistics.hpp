@@ -201,6 +201,7 @@ public:
             }
         }
         [[gnu::noinline]] void ask_for_large(bool is_exact) noexcept {
+            room_ = look_bytes;
             small_ = net_of(read()[static_cast<unsigned>(heap_pool::small)]);
             if (is_past_anywhere(is_exact)) {
                 owner_.answer_for(*this);
@@ -209,8 +210,9 @@ public:
         [[nodiscard]] bool is_past_anywhere(bool is_exact) const noexcept {
             const net large = net_of(read(tallies_[static_cast<unsigned>(heap_pool::large)]));
             for (std::size_t i = 0; i < large.size(); ++i) {
-                const std::int64_t slack =
-                    is_exact ? 0 : (is_count(i) ? look_blocks : look_bytes) - 1;
+                // What small blocks have added since the latest look is not seen here: both together are the bound.
+                const std::int64_t room = is_count(i) ? room_ / (look_bytes / look_blocks) : room_;
+                const std::int64_t slack = is_exact ? 0 : std::max<std::int64_t>(room - 1, 0);
                 const auto is_past = [&](std::size_t place, std::int64_t now) {
                     // relaxed: a number; who is past it asks under the lock.
                     return now - answered_[i][place].load(std::memory_order_relaxed) > slack;
@@ -225,9 +227,9 @@ public:
         std::atomic<std::uint64_t> version_{0};  // odd while its thread writes
         heap_statistics& owner_;
         const bool asks_;
-        std::int64_t room_ =
-            look_bytes;  // its thread's: what small blocks may take until it looks at itself
-        net small_{};    // its thread's: small blocks, when it last did
+        // Its thread's, both: what small blocks may take until it looks at itself, and what they had when it did.
+        std::int64_t room_ = look_bytes;
+        net small_{};
         // Its share of the owner's answered_; written under the owner's lock.
         per_pool<std::atomic<std::int64_t>> answered_{};
         per_pool<bool> has_asked_{};  // since shares were last handed out; under the owner's lock

@@ -54,21 +54,11 @@ public:
     [[nodiscard]] bool is_over_limit() const noexcept {
         return book_ != nullptr && book_->is_over_limit();
     }
-    // Idle frames go as far as the device is over its limit: those whose queues are done.
+    // Idle frames go as far as the device is over its limit: those whose queues are done. Nobody is waited for, since
+    // whoever asks may have a block that needs no new frame.
     void give_excess_back() noexcept {
         heap_.port.drop_kept();
         static_cast<void>(heap_.frames.drop_finished(most_to_keep()));
-    }
-    // The others, too: their queues are waited for. At last the caches follow.
-    void await_excess(heap_desk* mine) noexcept {
-        give_excess_back();
-        if (is_over_limit()) {
-            static_cast<void>(heap_.frames.trim(most_to_keep()));
-        }
-        if (is_over_limit()) {
-            empty_caches(mine, false);
-            static_cast<void>(heap_.frames.trim(most_to_keep()));
-        }
     }
     // try_it() is asked once more after each rung, as long as it says no_memory.
     template <class Try>

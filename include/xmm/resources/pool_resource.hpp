@@ -123,6 +123,7 @@ public:
 private:
     using classes = detail::size_classes;
 
+    static constexpr const char* no_records = "the host has no memory for a pool's records";
     static constexpr std::size_t least_chunk_bytes = std::size_t{64} << 10;
     static constexpr std::size_t chunk_alignment = 4096;  // blocks aligned above that go upstream
     static constexpr std::size_t slab_bytes = std::size_t{64} << 10;
@@ -180,13 +181,9 @@ private:
             }
             try {
                 add_slab(list, index);
-            } catch (const out_of_memory&) {
-                if (!wait_for_one(list)) {
-                    throw;
-                }
             } catch (const std::bad_alloc&) {
                 if (!wait_for_one(list)) {
-                    this->refuse(bytes, "the host has no memory for a pool's records");
+                    throw;
                 }
             }
         }
@@ -351,7 +348,11 @@ private:
             align_up(std::max(slab_bytes / block, std::size_t{1}) * block, chunk_alignment);
         const std::size_t count = bytes / block;
         // Room for all blocks now, so that giving back never allocates. Before there is a slab that could be lost.
-        reserve_ready(list, count);
+        try {
+            reserve_ready(list, count);
+        } catch (const std::bad_alloc&) {
+            this->refuse(bytes, no_records);
+        }
         std::byte* slab;
         try {
             slab = cut_slab(bytes);
@@ -386,9 +387,9 @@ private:
         auto* begin = static_cast<std::byte*>(upstream_.allocate_sync(wanted, chunk_alignment));
         try {
             with(chunks_lock_, [&] { chunks_.push_back({begin, wanted, bytes}); });
-        } catch (...) {
+        } catch (const std::bad_alloc&) {
             upstream_.deallocate_sync(begin, wanted, chunk_alignment);
-            throw;
+            this->refuse(wanted, no_records);
         }
         return begin;
     }

@@ -76,6 +76,16 @@ public:
         count_.fetch_sub(one.queues.erase(block),
                          std::memory_order_relaxed);  // relaxed: see has_any
     }
+    // The block is not lent to that queue.
+    void drop(address block, queue_id queue) noexcept {
+        shard& one = shard_of(block);
+        std::lock_guard guard{one.lock};
+        const auto at = one.queues.find(block);
+        if (at != one.queues.end() && std::erase(at->second, queue) != 0 && at->second.empty()) {
+            one.queues.erase(at);
+            count_.fetch_sub(1, std::memory_order_relaxed);  // relaxed: see has_any
+        }
+    }
     // The queue is over: no block is lent to it any more. Walks all notes.
     void drop(queue_id queue) noexcept {
         if (!has_any()) {

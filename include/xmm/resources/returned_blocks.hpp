@@ -77,6 +77,7 @@ public:
         if (record == nullptr) {
             return why;
         }
+        const work_in_hand::piece ours{in_hand_};
         *record = {};
         result<returned_block> taken = take_for_later(*note, at, last_user, why, mine);
         if (!taken) {
@@ -147,14 +148,21 @@ private:
         if (heap_.notes.find_block(at).home == nullptr) {
             return no_block();
         }
+        bool is_noted = false;
         if (block_points::is_unordered(*note.owner(), last_user)) {
             const result<ticket> point = heap_.port.record(last_user);
             const bool may_work = point || !is_over(point.code());
-            if (may_work && !uses().add(at, last_user)) {
+            is_noted = may_work && !uses().is_lent(at, last_user);
+            if (is_noted && !uses().add(at, last_user)) {
                 return why;
             }
         }
-        return take(note, at, mine);
+        result<returned_block> taken = take(note, at, mine);
+        if (!taken && is_noted) {
+            uses().drop(
+                at, last_user);  // given back twice at once: the next block there was never lent
+        }
+        return taken;
     }
     // take and finish under one lock. Not while events are recorded: those go before the deed.
     status free_large_at_once(span_note& note, address at, heap_desk* mine) noexcept {

@@ -50,8 +50,8 @@ enum class trace_action : std::uint8_t {
 
 struct trace_event {
     std::uint64_t ns = 0;  // on the clock of trace_times
-    address at =
-        0;  // of the block or of the mapped addresses; of a failure: how many bytes the device had free
+    // Of the block or of the mapped addresses; of a failure: how many bytes the device had free.
+    address at = 0;
     std::size_t bytes = 0;     // of a block: as asked for
     std::uint64_t stream = 0;  // the native stream's address or number; 0: the default one
     std::uint32_t thread = 0;  // the OS's number

@@ -328,7 +328,7 @@ private:
         // Before the first try: that one takes free places, which have frames still, and drops others.
         if (wanted.bytes > block_classes::largest_bytes &&
             (wanted.bytes > most_bytes || !ladder_.is_within_limit(wanted.bytes))) [[unlikely]] {
-            if (const char* why_not = refuse_or_make_room(wanted, mine); why_not != nullptr) {
+            if (const char* why_not = refuse_or_give_back(wanted); why_not != nullptr) {
                 return ladder_.out_of_memory(**home, wanted, why_not);
             }
         }
@@ -340,14 +340,15 @@ private:
                              [&] { return try_allocate(**home, wanted, mine); });
     }
 
-    // Why there is never room for so much; null: there may be, and idle frames are gone as far as there is too little.
-    [[nodiscard, gnu::noinline]] const char* refuse_or_make_room(const malloc_request& wanted,
-                                                                 desk* mine) noexcept {
+    // Why there is never room for so much; null: there may be, and idle frames are gone as far as there is too little
+    // and their queues are done.
+    [[nodiscard, gnu::noinline]] const char* refuse_or_give_back(
+        const malloc_request& wanted) noexcept {
         if (wanted.bytes > most_bytes) {
             return "more than an address space holds";
         }
         if (ladder_.is_over_limit()) {
-            ladder_.await_excess(mine);
+            ladder_.give_excess_back();
         }
         return ladder_.can_ever_fit(wanted.bytes) ? nullptr
                                                   : "more than the device's limit for all blocks";
