@@ -261,29 +261,29 @@ TEST_CASE("managed: launches place what they name once in the time that a copy o
     if (has_no_managed()) {
         return;
     }
-    constexpr std::uint64_t link = 4 * page_bytes;  // 16 pages take 4 s, one page 0.25 s
+    constexpr std::uint64_t link = 4 * page_bytes;  // 8 pages take 2 s, one page 0.25 s
     managed_rig r{32_MiB, "first_touch", 1, link};
     CHECK(r.driver->describe(r.device)->link_in_bytes_per_second == link);
     queue line = r.make_queue();
-    std::uint64_t* data = r.map(32_MiB, {.granule_bytes = 2_MiB});
-    std::iota(data, data + 32_MiB / 8, std::uint64_t{1});
+    std::uint64_t* data = r.map(16_MiB, {.granule_bytes = 2_MiB});
+    std::iota(data, data + 16_MiB / 8, std::uint64_t{1});
     const auto name = [&](std::size_t bytes) {
         REQUIRE(launch(line, {reads(data, bytes)}, [](cuda_stream&) {}));
         REQUIRE(line.synchronize());
     };
-    name(32_MiB);
+    name(16_MiB);
     CHECK(r.really(data, 0) == 0);
     r.take_unseen(data, 8_MiB);
-    name(32_MiB);
+    name(16_MiB);
     CHECK(r.really(data, -1) == -1);
     std::this_thread::sleep_for(std::chrono::milliseconds{300});
     name(8);
     CHECK(r.really(data, 0) == 0);
     CHECK(r.really(data + 2_MiB / 8, -1) == -1);
     // A hint is followed at once.
-    REQUIRE(r.of.advise(r.device, data, 32_MiB, advice::will_need));
+    REQUIRE(r.of.advise(r.device, data, 16_MiB, advice::will_need));
     CHECK(r.really(data + 2_MiB / 8, 0) == 0);
-    for (std::size_t i = 0; i < 32_MiB / 8; i += 1000) {
+    for (std::size_t i = 0; i < 16_MiB / 8; i += 1000) {
         REQUIRE(data[i] == i + 1);
     }
     REQUIRE(r.of.unmap(data));

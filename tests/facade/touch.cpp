@@ -96,7 +96,7 @@ TEST_CASE("touch: what cannot be touched leaves all as it was") {
     auto* data = r.map(4_MiB);
     auto* own = r.map(2_MiB);
     int local = 0;
-    CHECK(touch(r.line(), {reads(data, 0)}).code == errc::invalid_argument);
+    CHECK(touch(r.line(), {reads(data, 0)}));  // nothing
     CHECK(touch(r.line(), {reads(data, 8), writes(&local, 4)}).code == errc::not_mapped);
     CHECK(touch(r.line(), {reads(data, SIZE_MAX)}).code == errc::invalid_argument);
     CHECK(!is_used(r, data));

@@ -172,8 +172,9 @@ public:
 
     // Every page of the range on that node when it returns; nothing keeps it there. Contents are kept in any case.
     // On a failure, to a device or to a host, pages that had moved by then stay where they came. no_memory: the range
-    // does not fit there, beside what cannot leave; one larger than what the node may hold is refused before any page
-    // moves. busy: pages that are pinned elsewhere, or that others took away as often as they came.
+    // does not fit there, beside what cannot leave, or not before queues are done with what was given back on them;
+    // one larger than what the node may hold is refused before any page moves. busy: pages that are pinned elsewhere,
+    // or that others took away as often as they came.
     status make_resident(void* pointer, std::size_t bytes, node_id node) noexcept {
         result<place> to = state_->check_place(node);
         result<va_range> range = state_->check_range(pointer, bytes);

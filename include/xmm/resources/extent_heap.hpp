@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <span>
 
 #include <xmm/core/lock.hpp>
 #include <xmm/core/status.hpp>

@@ -12,7 +12,7 @@
 //          share next to nothing. A stripe is seen as it was at one moment, all of them at moments close by: a block
 //          that one thread allocates and another one frees in between may be counted or missed. Cached small blocks
 //          are counted by class, outside of that moment: of one thread's, the latest may be missed.
-//          In a child of fork no peak is looked at.
+//          In a child of fork no peak is looked at, and nothing begins anew.
 // Threads  Any; a stripe belongs to one thread at a time. One lock (rank leaf) guards the list of
 //          stripes, the frames and the peaks.
 // Failure  try_attach answers null without memory; on_shared serves a thread that has no stripe.
@@ -311,6 +311,9 @@ public:
     }
     // Peaks begin again at what is now.
     void reset_peaks() noexcept {
+        if (registry::is_forked_child()) {
+            return;
+        }
         with(lock_, [&] {
             gather_locked();
             for_each_sum([](sum& one) { one.peak = one.current(); });
@@ -324,6 +327,9 @@ public:
     }
     // "allocated", "freed" and the counts begin again at zero.
     void reset_accumulated() noexcept {
+        if (registry::is_forked_child()) {
+            return;
+        }
         with(lock_, [&] {
             gather_locked();
             for_each_sum([](sum& one) {
